@@ -387,6 +387,20 @@ def test_a_mark_is_remembered_and_forgotten_after_five_updates_without_one():
     assert marks(*usual) == set()  # whoever takes no part
 
 
+def test_a_lowered_limit_makes_a_mark_no_surer():
+    watch, said = guard(), []
+    draws = [torch.randn(64, generator=torch.Generator().manual_seed(n)) for n in range(8)]
+    for size in (12.0, 6.0):
+        notes = Notes()
+        sizes = [*[1.0] * 7, size]
+        updates = [(None, Sent(n, {"w": size * draws[n]}, WIDE)) for n, size in enumerate(sizes)]
+        list(watch.watch(iter(updates), {"w": torch.ones(64)}, 1, notes))
+        said.append(notes.of("suspicious")[7])
+    assert "lowered" not in said[0]
+    assert said[1].startswith("possible: ")
+    assert "(limit 2.8, lowered by an earlier mark)" in said[1]
+
+
 def crowd(watch, noise, times):
     """What is marked of six honest updates, a common one plus noise, and four hostile ones that are the same."""
     notes = Notes()

@@ -467,6 +467,7 @@ def test_a_method_is_one_line_of_the_table():
         ("math:pi", "does not take the settings"),
         ("feddrop.methods.method:train_subnet", "does not take the settings"),
         ("builtins:repr", "must return a feddrop.Method"),
+        ("os:system", "its factory raised TypeError: expected str"),
     ],
 )
 def test_a_custom_factory_that_does_not_fit_is_refused(tiny, factory, message):

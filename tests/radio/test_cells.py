@@ -501,8 +501,8 @@ def as_npy(array):
     return file.getvalue()
 
 
-def a_lying_header():
-    head = b"{'descr': '<f8', 'fortran_order': False, 'shape': (99999999, 99999999), }"
+def a_lying_header(shape=b"(99999999, 99999999)"):
+    head = b"{'descr': '<f8', 'fortran_order': False, 'shape': %b, }" % shape
     return b"\x93NUMPY\x01\x00" + (len(head) + 1).to_bytes(2, "little") + head + b"\n" + b"\0" * 64
 
 
@@ -513,9 +513,18 @@ def zipped(name, data):
     return file.getvalue()
 
 
-def of_zip_version(number):
+def with_directory(at, value):
+    """An archive with another byte in its directory: 6 is the version needed, 8 holds the flag of encryption."""
     data = bytearray(as_npz(uplink=np.ones((2, 2))))
-    data[data.index(b"PK\x01\x02") + 6] = number
+    data[data.index(b"PK\x01\x02") + at] = value
+    return bytes(data)
+
+
+def a_bomb():
+    """Three arrays of 2 GB of zeros each, as its directory says."""
+    data = bytearray(as_npz(uplink=np.ones((2, 2)), downlink=np.ones((2, 2)), a=np.ones(2)))
+    for found in re.finditer(b"PK\x01\x02", bytes(data)):
+        data[found.start() + 24 : found.start() + 28] = (2**31).to_bytes(4, "little")
     return bytes(data)
 
 
@@ -531,7 +540,11 @@ def of_zip_version(number):
         ("g.npy", a_lying_header(), "cannot read the gains"),
         ("g.npz", zipped("uplink.npy", a_lying_header()), "cannot read the gains"),
         ("g.npz", b"PK\x03\x04 not a zip", "cannot read the gains"),
-        ("g.npz", of_zip_version(99), "cannot read the gains .*zip file version 9.9"),
+        ("g.npz", with_directory(6, 99), "cannot read the gains .*zip file version 9.9"),
+        ("g.npz", with_directory(8, 1), "cannot read the gains .*encrypted"),
+        ("g.npz", a_bomb(), "cannot read the gains .*it holds 6,442,450,944 bytes"),
+        ("g.npy", a_lying_header(b"(True, 3)"), "cannot read the gains"),
+        ("g.npy", as_npy(np.full((2, 2), 1e-320)), "it must be positive, at least 1e-30 and below 1e\\+30"),
         ("g.npz", as_npy(np.ones((2, 2))), "cannot read the gains"),
         ("g.npy", as_npz(uplink=np.ones((2, 2))), "its content does not match its ending"),
         ("g.npz", as_npz(), "holds no arrays"),

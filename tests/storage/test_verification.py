@@ -13,6 +13,7 @@ import feddrop
 from feddrop.errors import ConfigError, RunError
 from feddrop.report import write_report
 from feddrop.storage import RunFolder, devices, export, load_run
+from feddrop.storage.load import rebuilt
 from feddrop.storage.verification import inspect
 
 TEXT = "rounds = 5\nmodel = { name = 'mlp' }\ndata = { devices = 3, train_limit = 60 }"
@@ -225,19 +226,74 @@ def test_readers_import_no_code(tmp_path):
             assert "evil:method, which is not imported when a run is read" in done.stdout
 
 
-@pytest.mark.parametrize("name", READERS)
+MODELS = {
+    "model": feddrop.load_model,
+    "sub-model": lambda folder: feddrop.load_model(folder, rate=0.5),
+    "best model": lambda folder: feddrop.load_model(folder, best=True),
+    "subnets": lambda folder: rebuilt(folder, 1),
+}
+
+
+@pytest.mark.parametrize("name", [*READERS, *MODELS])
 def test_a_changed_manifest_is_noticed_by_every_reader(runs, tmp_path, name):
-    folder = tmp_path / "run"
+    folder, read = tmp_path / "run", (READERS | MODELS)[name]
     shutil.copytree(runs / "stopped", folder)
     path = folder / "run.json"
     text = path.read_text()
     path.write_text(text.replace('"parameters": ', '"parameters": 1'))
     with pytest.raises(RunError, match=r"run.json is not what was written: its digest does not match"):
-        READERS[name](folder)
+        read(folder)
     assert [one.name for one in inspect(RunFolder(folder)) if one.problem] == ["run.json"]
     assert load_run(folder, verify=False).rounds
+    assert load_run(folder, verify=False).model(verify=False) is not None
     path.write_text(text)
-    READERS[name](folder)
+    read(folder)
+
+
+def test_a_setting_changed_in_both_files_is_noticed(runs, tmp_path):
+    """Else the same weights would be loaded into a network that computes another function."""
+    folder = shutil.copytree(runs / "finished", tmp_path / "run")
+    for name in ("config.toml", "run.json"):
+        text = (folder / name).read_text()
+        assert "seed = 0" in text
+        (folder / name).write_text(text.replace("seed = 0", "seed = 1"))
+    for read in (READERS | MODELS).values():
+        with pytest.raises(RunError, match=r"run.json is not what was written"):
+            read(folder)
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.toml", "checkpoints/round-000005.safetensors"])
+def test_a_missing_file_is_found(runs, tmp_path, name):
+    folder = shutil.copytree(runs / "finished", tmp_path / "run")
+    (folder / name).unlink()
+    ((found, problem, _),) = [one for one in inspect(RunFolder(folder)) if one.problem]
+    assert (found, problem[:14]) == (name, "it is missing.")
+
+
+def test_a_renamed_checkpoint_is_found(runs, tmp_path):
+    folder = shutil.copytree(runs / "finished", tmp_path / "run")
+    (folder / "checkpoints" / "round-000004.safetensors").rename(folder / "checkpoints" / "round-000044.safetensors")
+    (one,) = [one for one in inspect(RunFolder(folder)) if one.problem]
+    assert (one.name, one.problem) == ("checkpoints/round-000044.safetensors", "it holds round-000004")
+
+
+def test_metrics_that_cannot_be_read_do_not_end_the_check(runs, tmp_path):
+    folder = shutil.copytree(runs / "finished", tmp_path / "run")
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").mkdir()
+    found = {one.name: one.problem for one in inspect(RunFolder(folder))}
+    assert "not a regular file" in found["metrics.jsonl"]
+    assert not found["checkpoints/round-000005.safetensors"]
+
+
+def test_a_missing_memory_is_found(tmp_path):
+    config = feddrop.RunConfig.from_toml(TEXT, ["method=feddst", "rounds=2"])
+    feddrop.run(config, tmp_path / "run")
+    lost = sorted((tmp_path / "run" / "memories").iterdir())[-1]
+    lost.unlink()
+    (one,) = [one for one in inspect(RunFolder(tmp_path / "run")) if one.problem]
+    assert one.name == f"memories/{lost.name}"
+    assert one.problem.startswith("it is missing.")
 
 
 def test_a_resumed_run_has_a_manifest_that_is_whole(runs, tmp_path):

@@ -155,8 +155,9 @@ class Seen:
         def mark(values: Floats, limit: float, text: str) -> None:
             limits = easing * limit
             for at in np.flatnonzero(values > limits):
-                reason = text.format(f"{values[at]:.3g}", f"{limits[at]:.3g}")
-                found.setdefault(devices[at], []).append((float(values[at] / limits[at]), reason))
+                why = ", lowered by an earlier mark" if devices[at] in known else ""
+                reason = text.format(f"{values[at]:.3g}", f"{limits[at]:.3g}{why}")
+                found.setdefault(devices[at], []).append((float(values[at] / limit), reason))
 
         limit = STANDS_OUT
         if len(devices) >= ENOUGH:
@@ -178,7 +179,10 @@ class Seen:
 
 
 def _verdict(reasons: list[tuple[float, str]]) -> str:
-    """Return how sure the marks are, by the one that exceeds its limit most, and why."""
+    """Return how sure the marks are, by the one that exceeds its usual limit most, and why.
+
+    A mark that an earlier one of the same device made possible, by lowering the limit, is no surer for that.
+    """
     most = max(excess for excess, _ in reasons)
     sure = "almost certain" if most >= 2.0 else "likely" if most >= 1.3 else "possible"
     return f"{sure}: " + "; ".join(reason for _, reason in sorted(reasons, key=lambda one: -one[0]))

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from feddrop.config import CustomMethod, MethodSettings, SuppliedMethod
-from feddrop.errors import ConfigError, named_object
+from feddrop.errors import ConfigError, FeddropError, clean, named_object
 from feddrop.methods import (
     fedavg,
     feddd,
@@ -71,7 +71,14 @@ def build_method(settings: MethodSettings, setup: Setup) -> Method:
         method = BUILDERS[settings.name](setup, settings)
         return method if method.at else method._replace(at=partial(device_network, setup, method))
     factory = _custom_factory(settings)
-    return checked_method(factory(setup, **settings.settings), settings.factory)
+    try:
+        made = factory(setup, **settings.settings)
+    except (FeddropError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {clean(error)}"
+        raise ConfigError(f"method {settings.factory!r} cannot be built: its factory raised {why}.") from error
+    return checked_method(made, settings.factory)
 
 
 def build_run_method(factory: MethodFactory, setup: Setup) -> Method:

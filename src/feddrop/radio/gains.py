@@ -23,8 +23,8 @@ from feddrop.errors import ConfigError, one_of
 from feddrop.radio.tables import TableRow, by_numbers, read_table
 
 FORMS = ("power", "cir", "ofdm")
-_MOST = 1e30  # larger gains are in other units
-_LARGEST = 4 * 2**30  # bytes of the largest array that is read from a file
+_LEAST, _MOST = 1e-30, 1e30  # other gains are in other units, and overflow what is computed from them
+_LARGEST = 4 * 2**30  # bytes of all arrays that are read from a file
 _ARRAYS = {"uplink": "power", "a": "cir", "h_freq": "ofdm"}  # form by the name of an array in a file
 
 
@@ -46,8 +46,8 @@ class MeasuredGains:
             gain = _power(getattr(self, name), name)
             object.__setattr__(self, name, gain)
             each = gain.reshape(*gain.shape[:2], -1)  # one subcarrier may be zero, but not all
-            good = ((each >= 0) & (each < _MOST)).all(axis=-1) & (each.mean(axis=-1) > 0)
-            rule = f"positive and below {_MOST:g}"
+            good = ((each >= 0) & (each < _MOST)).all(axis=-1) & (each.mean(axis=-1) >= _LEAST)
+            rule = f"positive, at least {_LEAST:g} and below {_MOST:g}"
             refuse(f"{name} gain", each.mean(axis=-1), good, rule, each.shape[:2], first_round=1)
         up, down = list(self.uplink.shape), list(self.downlink.shape)
         if up != down:
@@ -198,9 +198,9 @@ def _load(path: Path) -> Mapping[str, npt.NDArray[Any]]:
     try:
         if zipped:
             with zipfile.ZipFile(path) as archive:
-                largest = max((entry.file_size for entry in archive.infolist()), default=0)
-            if largest > _LARGEST:
-                raise ValueError(f"an array in it has {largest:,} bytes")
+                size = sum(entry.file_size for entry in archive.infolist())
+            if size > _LARGEST:
+                raise ValueError(f"it holds {size:,} bytes")
         # Memory-mapped, so that a header that promises more than the file holds fails before memory is allocated.
         found = np.load(path, allow_pickle=False, mmap_mode="r")
         if zipped != isinstance(found, np.lib.npyio.NpzFile):
@@ -209,13 +209,13 @@ def _load(path: Path) -> Mapping[str, npt.NDArray[Any]]:
             return {"uplink": found}
         with found:
             return {name: found[name] for name in found.files}
-    except (OSError, ValueError, EOFError, MemoryError, OverflowError, NotImplementedError, *_ZIP_ERRORS) as error:
+    except (OSError, ValueError, EOFError, MemoryError, OverflowError, TypeError, *_ZIP_ERRORS) as error:
         objects = re.search("pickle|Python objects", str(error))
         why = "it holds Python objects, which are never unpickled" if objects else error
         raise ConfigError(f"cannot read the gains {str(path)!r}: {why}. Write it with np.save or np.savez.") from None
 
 
-_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, tokenize.TokenError)
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, tokenize.TokenError, RuntimeError)  # the last if encrypted, or too new
 _LINKS = ("uplink", "downlink")
 
 

@@ -96,7 +96,7 @@ class Availability:
 
 def _read_trace(path: Path, devices: int, period: float) -> list[list[Span]]:
     """Read rows of device, from and to, and join spans that touch."""
-    columns, rows = read_table(path, "the trace")
+    columns, rows = read_table(path, "trace")
     if missing := {"device", "from", "to"} - set(columns):
         raise ConfigError(f"{str(path)!r} has no column {min(missing)}; it must have the columns device, from, to.")
     found: list[list[Span]] = [[] for _ in range(devices)]

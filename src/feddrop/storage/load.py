@@ -14,6 +14,7 @@ from feddrop.storage.files import is_folder
 from feddrop.storage.folder import RunFolder
 from feddrop.storage.records import RoundRecord
 from feddrop.storage.sealed import DamagedError
+from feddrop.storage.verification import manifest_problem
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -71,9 +72,10 @@ class LoadedRun:
         rate: float | None = None,
         draw: int = 0,
         method: Callable[[Any], Any] | None = None,
+        verify: bool = True,
     ) -> nn.Module:
         """Return the trained network or a sub-model, as :func:`load_model` does."""
-        given = {"best": best, "with_preprocessing": with_preprocessing, "strict": strict}
+        given = {"best": best, "with_preprocessing": with_preprocessing, "strict": strict, "verify": verify}
         return load_model(self.folder, model, **given, rate=rate, draw=draw, method=method)
 
 
@@ -112,6 +114,7 @@ def load_model(
     rate: float | None = None,
     draw: int = 0,
     method: Callable[[Any], Any] | None = None,
+    verify: bool = True,
 ) -> nn.Module:
     """Return the network that a run trained, or the sub-model that a device of some rate holds.
 
@@ -128,9 +131,10 @@ def load_model(
             sparse network, and FedAvg the full one.
         draw: which random subnet, for methods that draw them.
         method: for a sub-model of a run with a custom method, that method.
+        verify: whether a changed ``run.json`` is a RunError.
 
     Raises:
-        RunError: no checkpoint is intact, or it belongs to another network.
+        RunError: no checkpoint is intact, it belongs to another network, or the run's configuration was changed.
 
     Example:
         >>> import feddrop
@@ -143,7 +147,7 @@ def load_model(
     from feddrop.subnets import parameters
 
     run = RunFolder(folder)
-    config, about = run.config(), run.about()
+    config, about = _verified(run) if verify else (run.config(), run.about())
     checkpoint = run.checkpoint(best=best, strict=strict)
     values = checkpoint.groups.get("params", {})
     if model is not None:
@@ -159,6 +163,13 @@ def load_model(
     if rate is not None:
         network = _sub_model(config, about, network, checkpoint, rate, draw, method)
     return models.Preprocessed(network, _preprocessing(about, run.path)) if with_preprocessing else network
+
+
+def _verified(run: RunFolder) -> tuple[RunConfig, dict[str, Any]]:
+    """Return the configuration and ``run.json`` of a run; RunError if they are not what was written."""
+    if problem := manifest_problem(run):
+        raise RunError(problem)
+    return run.config(), run.about()
 
 
 def _sub_model(
@@ -234,7 +245,7 @@ def rebuilt(folder: str | Path, round_: int) -> Rebuilt:
     from feddrop.subnets import parameters
 
     run = RunFolder(folder)
-    config, about = run.config(), run.about()
+    config, about = _verified(run)
     if custom := [name for name in about.get("custom") or [] if name in ("network", "method")]:
         raise RunError(f"this run has a custom {' and '.join(custom)}, which is not imported when a run is read.")
     network = _build_network(config, about, run.path)

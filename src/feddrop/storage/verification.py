@@ -7,7 +7,9 @@ torch: beside a writer, it sees the rounds up to a recent one.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +31,8 @@ ROWS = f"{DEVICES}/rows"
 CHECKPOINTS, MEMORIES = "checkpoints", "memories"
 _TRIES = 3
 """Attempts to read a run beside a writer that replaces its checkpoints."""
-_ADVICE = "Restore it from a backup, or read the run as it is with load_run(folder, verify=False)."
+_ADVICE = "Restore it from a backup, or read the run as it is: load_run and load_model take verify=False."
+_MISSING, _REPEAT = "it is missing.", "Resume the run to repeat rounds from an earlier checkpoint."
 
 
 class Saved(NamedTuple):
@@ -131,29 +134,51 @@ def _matching(folder: Path, marks: list[Mark], lines: Sequence[Line], data: byte
 
 
 def sealed_problem(path: Path) -> str:
-    """Return what is wrong with a checkpoint or memory; empty if it is intact."""
+    """Return what is wrong with a checkpoint or memory; empty if it is intact and named after what it holds."""
     try:
         with os_errors("read", path):
-            notes_of(read_whole(path))
+            notes = notes_of(read_whole(path))
     except (DamagedError, RunError) as error:
         return str(error)
-    return ""
+    holds = "-".join(f"{key}-{notes[key]:>06}" for key in ("device", "round") if key in notes)
+    return "" if f"{holds}.safetensors" == path.name else f"it holds {clean(holds, 60)}"
 
 
 def inspect(reader: RunReader) -> Iterator[Finding]:
-    """Yield a finding about every file of a run."""
+    """Yield a finding about every file of a run, and about those that are missing."""
     if not is_folder(reader.path):
         raise RunError(f"{clean(reader.path)} does not exist. Give a run folder.")
     for name, read in (("run.json", reader.about), ("config.toml", reader.settings)):
-        problem = _error(read)
+        problem = _error(read) if (reader.path / name).exists() else _MISSING
         yield Finding(name, problem or (manifest_problem(reader) if read == reader.about else ""))
-    saved, *problems = _read_lines(reader)
-    yield Finding(METRICS, " ".join(filter(None, problems)), f"{len(saved.records)} rounds")
-    for block in saved.devices.blocks:
-        yield Finding(f"{DEVICES}/{block.name}", _error(partial(block.read, reader.path / DEVICES)))
+    done = 0
+    try:
+        saved, *problems = _read_lines(reader)
+    except RunError as error:
+        yield Finding(METRICS, str(error))
+    else:
+        done = len(saved.records)
+        yield Finding(METRICS, " ".join(filter(None, problems)), f"{done} rounds")
+        for block in saved.devices.blocks:
+            yield Finding(f"{DEVICES}/{block.name}", _error(partial(block.read, reader.path / DEVICES)))
+    needed = {checkpoint_path(reader.path / CHECKPOINTS, done)} if done else set()
     for name in (CHECKPOINTS, MEMORIES):
-        for path in sorted((reader.path / name).glob("*.safetensors")):
-            yield Finding(f"{name}/{path.name}", sealed_problem(path))
+        for path in sorted(needed | {*(reader.path / name).glob("*.safetensors")}):
+            there = path.exists() or path.is_symlink()
+            yield Finding(f"{name}/{path.name}", sealed_problem(path) if there else f"{_MISSING} {_REPEAT}")
+        needed = _memories(reader.path)
+
+
+def _memories(folder: Path) -> set[Path]:
+    """Return the files of memories that the checkpoints of a run refer to."""
+    found = set()
+    for round_ in saved_rounds(folder / CHECKPOINTS):
+        with suppress(DamagedError):
+            _, written = peek(checkpoint_path(folder / CHECKPOINTS, round_), f"{MEMORIES}/rounds")
+            for device, (last,) in enumerate(struct.iter_unpack("<i", written[: len(written) // 4 * 4])):
+                if last:
+                    found.add(folder / MEMORIES / f"device-{device:06d}-round-{last:06d}.safetensors")
+    return found
 
 
 def _error(read: Callable[[], object]) -> str:
