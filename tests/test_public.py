@@ -14,7 +14,8 @@ import pytest
 
 import feddrop
 from feddrop import allocation, errors
-from feddrop.config import METHODS
+from feddrop.config import METHODS, RunConfig
+from feddrop.config.run import sections_of
 from feddrop.executors import EXECUTORS
 
 ROOT = Path(feddrop.__file__).parent
@@ -144,6 +145,12 @@ def test_keywords_are_spelled_out(name, least):
         assert re.search(rf"^ +{parameter.name}: \S", text, re.MULTILINE), f"{name} does not document {parameter.name}"
     documented = re.findall(r"^    (\w+): ", re.search(r"Args:\n((?:    .*\n)+)", text)[1], re.MULTILINE)
     assert documented == list(parameters)
+
+
+@pytest.mark.parametrize("cls", [RunConfig, *sections_of().values(), *METHODS.values()], ids=lambda cls: cls.__name__)
+def test_help_describes_every_setting(cls):
+    for name in inspect.signature(cls).parameters:
+        assert re.search(rf"^ +{name}: \S", cls.__doc__, re.MULTILINE), f"{cls.__name__} does not describe {name}"
 
 
 def test_run_objects_take_the_same_keywords():

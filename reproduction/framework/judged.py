@@ -85,6 +85,12 @@ def counts(judged: Sequence[Judged]) -> str:
     for whose, ours in (("claims of the paper", False), ("questions of ours", True)):
         outcomes = [one.word for one in judged if one.claim.ours is ours]
         if outcomes:
-            tally = [f"{MARKS[word]} {outcomes.count(word)} {word}" for word in MARKS if word in outcomes]
+            tally = [_counted(word, outcomes.count(word)) for word in MARKS if word in outcomes]
             sentences.append(f"Of {len(outcomes)} {whose}: {'; '.join(tally)}.")
     return " ".join(sentences)
+
+
+def _counted(word: str, count: int) -> str:
+    """Return how many claims have an outcome, with the verb in the plural where it must be."""
+    shown = word if count == 1 else word.replace("holds", "hold").replace("fails", "fail").replace("does not", "do not")
+    return f"{MARKS[word]} {count} {shown}"

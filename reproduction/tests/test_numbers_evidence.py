@@ -139,10 +139,13 @@ def test_the_outcomes_follow_from_the_evidence():
             both = re.search(r"\(yes \d+, no \d+\)", outcome)
             certain = "holds in part, fails in part" if both else re.search(r"\*\*(holds|does not hold)", outcome)[1]
             assert outcome.startswith(f"{marks[certain]} **{certain}"), claim.name
+    many = {"holds": "hold", "holds in part": "hold in part", "does not hold": "do not hold"}
+    many["holds in part, fails in part"] = "hold in part, fail in part"
     for i, whose in enumerate(("claims of the paper", "questions of ours")):
         outcomes = [row[2].split(" ")[0] for row in rows_of(SECTIONS["Its claims"])[i][1:]]
         assert len(outcomes) == sum(claim.ours == bool(i) for claim in CLAIMS)
-        words = "; ".join(f"{m} {outcomes.count(m)} {w}" for w, m in marks.items() if m in outcomes)
+        found = {word: outcomes.count(mark) for word, mark in marks.items() if mark in outcomes}
+        words = "; ".join(f"{marks[w]} {n} {w if n == 1 else many.get(w, w)}" for w, n in found.items())
         assert f"Of {len(outcomes)} {whose}: {words}." in PAGE
     says = [row[-1] for rows in EVIDENCE.values() for row in rows]
     sure = says.count("yes") + says.count("no")

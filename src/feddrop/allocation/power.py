@@ -87,8 +87,8 @@ _FIRST = -3.0  # first guess of log ρ, relative to that of a spectral efficienc
 class PowerProblem(RoundProblem):
     """Rate, share, power and clock of a round, as stated in :mod:`feddrop.allocation.power`.
 
-    All costs are of the *full* model over the *whole* band. The other fields are those of
-    :class:`~feddrop.allocation.problem.RoundProblem`.
+    All costs are of the *full* model over the *whole* band. ``weight``, ``deadline_s``, ``budget_j``, ``max_rate`` and
+    ``present`` are as in :class:`feddrop.Problem`.
 
     Attributes:
         download_s: d, seconds to download the model.

@@ -44,16 +44,9 @@ TINY = 1e-300  # replaces budgets of 0 and below: any cost exceeds it, and it ca
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundProblem:
-    """The fields of every allocation problem of one round or a batch of rounds.
-
-    Every number may be a scalar, ``[num_devices]`` or ``[num_rounds, num_devices]``; they are broadcast together.
+    """The fields of every allocation problem of one round or a batch of rounds; :class:`Problem` describes them.
 
     Attributes:
-        weight: w, the device's part |D_k|/|D| of the samples.
-        deadline_s: T0.
-        budget_j: E, joules a device may spend in the round, net of its circuit energy; inf for no budget.
-        max_rate: θ, the highest rate allowed.
-        present: which devices take part in the round; None for all. The others get share 0.
         shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
         numbers: names of the fields that hold numbers.
     """
@@ -103,9 +96,16 @@ class _Hyperbolas(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem(RoundProblem):
-    """P1, for noise whose power does not depend on the share; the other fields are those of :class:`RoundProblem`.
+    """The paper's P1, for noise whose power does not depend on the share.
+
+    Every number may be a scalar, ``[num_devices]`` or ``[num_rounds, num_devices]``; they are broadcast together.
 
     Attributes:
+        weight: w, the device's part |D_k|/|D| of the samples.
+        deadline_s: T0, seconds that a round may take.
+        budget_j: E, joules a device may spend in the round, net of its circuit energy; inf for no budget.
+        max_rate: θ, the highest rate allowed.
+        present: which devices take part in the round; None for all. The others get share 0.
         comm_s: a, seconds to push and pull the full model over the whole band.
         compute_s: b, seconds to train the full model on the device's samples.
         upload_j: c, joules to upload the full model over the whole band.

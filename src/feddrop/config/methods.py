@@ -38,17 +38,7 @@ class FedAvg(MethodSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Subnets(MethodSettings):
-    """What subnets drop.
-
-    Attributes:
-        level: ``"weight"`` drops single weights; ``"unit"`` drops units, so that the subnet is a smaller dense network.
-        count: ``"exact"`` drops a fixed number per layer; ``"bernoulli"`` drops each weight or unit independently.
-        layers: layers to drop from: ``"all"``, ``"linear"`` (fully-connected layers only), or a list of names. At the
-            unit level, the layers whose units are dropped.
-        layer_rates: rates of single layers by name, such as ``{ fc1 = 0.5 }``, instead of the device's rate.
-        biases: whether biases of these layers are dropped too; at the unit level, a dropped unit always takes its bias
-            along. Norm parameters are never dropped.
-    """
+    """What subnets drop; :class:`FedDrop` describes the settings."""
 
     level: str = setting("weight", choices=LEVELS)
     count: str = setting("exact", choices=COUNTS)
@@ -61,11 +51,18 @@ class Subnets(MethodSettings):
 class FedDrop(Subnets):
     """Federated dropout: a random subnet per device and round.
 
-    The defaults are the paper's method. ``draw="importance"`` has its own defaults of threshold, rule and step, those
-    that hold up if rates differ: ``"network"``, ``"holders"`` and ``"plain"``. In a cell with measured costs, which
-    need the size of a subnet before it is drawn, the default threshold is ``"layer"``.
+    The defaults are the paper's method. ``draw="importance"`` has other defaults of threshold, rule and step, which
+    suit unequal rates: ``"network"``, ``"holders"`` and ``"plain"``. In a cell with measured costs, where the size of a
+    subnet must be known before it is drawn, the default threshold is ``"layer"``.
 
     Attributes:
+        level: ``"weight"`` drops single weights; ``"unit"`` drops units, so that the subnet is a smaller dense network.
+        count: ``"exact"`` drops a fixed number per layer; ``"bernoulli"`` drops each weight or unit independently.
+        layers: layers to drop from: ``"all"``, ``"linear"`` (fully-connected layers only), or a list of names. At the
+            unit level, the layers whose units are dropped.
+        layer_rates: rates of single layers by name, such as ``{ fc1 = 0.5 }``, instead of the device's rate.
+        biases: whether biases of these layers are dropped too; at the unit level, a dropped unit always takes its bias
+            along. Norm parameters are never dropped.
         draw: ``"uniform"`` keeps every weight or unit with the same probability (the paper); ``"importance"`` keeps it
             with a probability q proportional to its magnitude and scales it by 1/q, which is also unbiased and has less
             variance.
@@ -153,13 +150,7 @@ class FedDrop(Subnets):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Windows(MethodSettings):
-    """Subnets of contiguous units.
-
-    Attributes:
-        layers: layers whose units are dropped: ``"all"``, ``"linear"`` (fully-connected layers only), or a list of
-            names.
-        layer_rates: rates of single layers by name, such as ``{ fc1 = 0.5 }``, instead of the device's rate.
-    """
+    """Subnets of contiguous units; :class:`HeteroFL` describes the settings."""
 
     layers: str | tuple[str, ...] = setting("all", words=LAYERS)
     layer_rates: Mapping[str, float] = setting({}, ge=0, lt=1)
@@ -171,14 +162,26 @@ class Windows(MethodSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class HeteroFL(Windows):
-    """HeteroFL: every device trains the first units of each layer."""
+    """HeteroFL: every device trains the first units of each layer.
+
+    Attributes:
+        layers: layers whose units are dropped: ``"all"``, ``"linear"`` (fully-connected layers only), or a list of
+            names.
+        layer_rates: rates of single layers by name, such as ``{ fc1 = 0.5 }``, instead of the device's rate.
+    """
 
     name: ClassVar[str] = "heterofl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FedRolex(Windows):
-    """FedRolex: like HeteroFL, with a window that advances by one unit every round."""
+    """FedRolex: like HeteroFL, with a window that advances by one unit every round.
+
+    Attributes:
+        layers: layers whose units are dropped: ``"all"``, ``"linear"`` (fully-connected layers only), or a list of
+            names.
+        layer_rates: rates of single layers by name, such as ``{ fc1 = 0.5 }``, instead of the device's rate.
+    """
 
     name: ClassVar[str] = "fedrolex"
 

@@ -13,6 +13,9 @@ from feddrop.subnets.parameters import Params
 class Serial:
     """Runs devices one after another, in this process.
 
+    Args:
+        task: what the device side needs to know.
+
     Example:
         >>> import feddrop
         >>> config = feddrop.RunConfig(rounds=1, data=feddrop.Data("digits", devices=2, train_limit=60))

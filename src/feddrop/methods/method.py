@@ -243,7 +243,13 @@ class Setup:
 
 
 def plan_jobs(round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
-    """Return the jobs of a round without payload, in device order, each with its derived seed."""
+    """Return the jobs of a round without payload, in device order, each with its derived seed.
+
+    Args:
+        round_: round, from 1.
+        rates: dropout rate of every device that takes part, by device number.
+        seed: the run's root seed.
+    """
     return [
         Job(round=round_, device=device, seed=derive(seed, "device", round_, device), rate=rate)
         for device, rate in sorted(rates.items())
@@ -291,9 +297,18 @@ def train_subnet(
 ) -> Update:
     """Load a subnet's values into a network of its shapes, train it, and return the change.
 
-    ``loss`` replaces that of the setup; ``objective`` and ``watch`` are those of
-    :func:`feddrop.learning.local.train_network`. Tensors without values (norm statistics of another width) keep those
-    of the network.
+    Tensors without values (norm statistics of another width) keep those of the network.
+
+    Args:
+        setup: what the method was built from.
+        network: a network with the shapes of the subnet.
+        subnet: the subnet to train.
+        values: its values, in the device's shapes.
+        job: the device's job.
+        batches: the device's minibatches.
+        loss: minimised instead of the loss of the setup.
+        objective: minimised instead of the loss of the network's outputs.
+        watch: called with the gradients of every minibatch, before they are changed.
     """
     parameters.load_into(network, {name: value for name, value in values.items() if value.numel()})
     mean = train_network(

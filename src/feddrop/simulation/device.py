@@ -162,7 +162,9 @@ class Root:
 class Device:
     """The device side: a network, a method and data, of which each device sees its part.
 
-    It plays the device of this ``number``; all of them if None.
+    Args:
+        task: the network, the method and the data of all devices.
+        number: the device to play; None for all devices.
     """
 
     def __init__(self, task: Task, number: int | None = None) -> None:

@@ -19,6 +19,10 @@ class Blueprint:
     Weights are those of :func:`feddrop.subnets.parameters.weights`: tensors of two or more dimensions, including those
     of recurrent layers and embeddings. Norms and frozen parameters are never dropped, biases only on request.
 
+    Args:
+        model: the network; it is not changed.
+        example: its input: a batch, a tuple of batches, or the shape of one sample, without the batch.
+
     Attributes:
         shapes: shape of every parameter and float buffer, in the network's order.
         weights: layer of every droppable weight, by tensor name; shared weights appear once.
@@ -29,7 +33,6 @@ class Blueprint:
     """
 
     def __init__(self, model: nn.Module, example: Example) -> None:
-        """Read a network without changing it; ``example`` is its input, see :data:`feddrop.subnets.probe.Example`."""
         self.shapes = parameters.shapes(model)
         weights = {name: p for name, p in parameters.weights(model).items() if p.requires_grad}
         self.weights = {name: parameters.layer_of(name) for name in weights}
