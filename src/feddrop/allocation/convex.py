@@ -34,7 +34,7 @@ from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, Curves, FloatArr
 from feddrop.allocation.roots import BAND, narrow
 from feddrop.allocation.solution import Allocation, AnyProblem, Status, finish
 
-_LEAST, _MOST = -690.0, 690.0  # logarithms of the prices looked at
+_LEAST, _MOST = -690.0, 690.0  # range of the logarithms of prices that is searched
 _WIDTH = 2.0**-51
 
 

@@ -1,6 +1,6 @@
 """Compare runs over seeds: what counts as one experiment and as reached, differences by seed, and verdicts. No torch.
 
-1. :func:`identity` tells which runs are seeds of one experiment.
+1. :func:`identity` determines which runs are seeds of one experiment.
 2. :func:`first_reached` and :func:`spent_until` find when a run reached a target, and what it had spent by then.
 3. :func:`matched` and :func:`spent_differences` subtract two sets of runs seed by seed.
 4. :func:`judge` says whether the differences exceed their margin, :func:`outcome` sums up several comparisons.

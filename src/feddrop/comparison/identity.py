@@ -128,7 +128,7 @@ def identity_of(config: Mapping[str, Any], about: Mapping[str, Any], name: str =
 
 
 def complete_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration by dotted key, with every default; as it is if this version cannot read it."""
+    """Return a configuration by dotted key, with every default; unchanged if this version cannot read it."""
     try:
         known = RunConfig.from_toml(tomli_w.dumps(config))
         rate = {} if known.radio is not None else {"rate": known.given_rate}  # the file omits a rate that was not given

@@ -19,7 +19,7 @@ class Server(Settings):
     """How the server aggregates updates, for every method.
 
     Attributes:
-        optimizer: ``"average"`` uses the mean as it is; ``"fedavgm"``, ``"fedadagrad"``, ``"fedadam"`` and
+        optimizer: ``"average"`` uses the mean unchanged; ``"fedavgm"``, ``"fedadagrad"``, ``"fedadam"`` and
             ``"fedyogi"`` use it as the gradient of a server step.
         lr: learning rate of the server step; the adaptive optimizers need a small one, such as 0.03.
         momentum: momentum of fedavgm; β₁ of the adaptive optimizers.

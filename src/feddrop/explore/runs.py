@@ -91,7 +91,7 @@ class Runs:
         return known[1]
 
     def overview(self, at_work: Mapping[str, str]) -> dict[str, Any]:
-        """Return one row per run, and the pages beside them; ``at_work`` tells what the explorer's processes do."""
+        """Return one row per run, and the pages; ``at_work`` holds the states of the explorer's processes."""
         names = self.names()
         begun = {name: work for name, work in at_work.items() if name not in names}  # no folder yet, or never one
         rows = [{"name": name, "error": "starting" if work == "running" else work} for name, work in begun.items()]

@@ -61,7 +61,7 @@ def curve(state: Mapping[str, Any], key: str, values: Any, gone: Gone = lambda: 
 
 
 def _scheme_table(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``radio`` table of a file: with the scheme looked at, and no objective that it would not use."""
+    """Return the ``radio`` table of a file: with the chosen scheme, and without an objective that it would not use."""
     radio: dict[str, Any] = dict(tables_of(state)["radio"])
     scheme = one_of("the scheme", str(state.get("scheme", "exact")), SHOWN)
     if scheme != "exact":

@@ -1,4 +1,4 @@
-"""Server optimizers: use the mean of the updates as it is, or as the gradient of a server step.
+"""Server optimizers: use the mean of the updates unchanged, or as the gradient of a server step.
 
 The optimizers are those of adaptive federated optimisation: with Δ the change made by the method's merge,
 

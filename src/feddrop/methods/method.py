@@ -146,7 +146,7 @@ class Method(NamedTuple):
         settle: ``(state, params) -> params``: masks the parameters after a server step, for methods whose network is
             sparse itself.
         notes: ``state -> numbers`` for the record of the round.
-        at: ``(state, params, round, rate, seed) -> network``: the sub-model of a device of some rate, in evaluation
+        at: ``(state, params, round, rate, seed) -> network``: the sub-model of a device at a given rate, in evaluation
             mode, for ``eval_rates`` and ``load_model(folder, rate=...)``; methods of the package have it.
         returns_weights: whether devices return weights, because they train weights that the server does not know; the
             server subtracts its own, so that guard and ``merge`` get changes.

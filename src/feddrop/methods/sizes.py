@@ -1,4 +1,4 @@
-"""The sub-model that a device of some rate holds: what it keeps of the network, and how to run it."""
+"""The sub-model that a device at a given rate holds: what it keeps of the network, and how to run it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def device_network(
     *,
     prepare: Prepare | None = None,
 ) -> nn.Module:
-    """Return the network that a device of some rate receives in a round, in evaluation mode.
+    """Return the network that a device at a given rate receives in a round, in evaluation mode.
 
     It is smaller and dense at the unit level, and of full shape with zeros at the weight level. A custom method whose
     devices run what they receive can use it as its ``at``::
@@ -66,7 +66,7 @@ def device_network(
 
 
 def held_subnet(method: Method, state: State, params: Params, round_: int, rate: float, seed: int) -> Subnet:
-    """Return the subnet of a device of some rate in a round."""
+    """Return the subnet of a device at a given rate in a round."""
     return method.cut(method.plan(state, params, round_, {0: check_rate(rate)}, seed)[0])
 
 
@@ -79,13 +79,13 @@ def kept_share(subnet: Subnet, frozen: Set[str] = frozenset()) -> float:
 def sub_model(
     method: Method, state: State, params: Params, round_: int, rate: float, seed: int, draw: int = 0
 ) -> nn.Module:
-    """Return the sub-model of a device of some rate; ``draw`` says which, for methods that draw them."""
+    """Return the sub-model of a device at a given rate; ``draw`` says which, for methods that draw them."""
     if method.at is None:
         raise ConfigError(NO_AT)
     return method.at(state, params, round_, check_rate(rate), derive(seed, "size", draw))
 
 
 NO_AT = (
-    "the custom method does not say which sub-model a device of some rate holds. Give its Method an at=..., such as "
+    "the custom method does not say which sub-model a device at a given rate holds. Give its Method an at=..., such as "
     "functools.partial(feddrop.device_network, setup, method), or ask for the full network only."
 )

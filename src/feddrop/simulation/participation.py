@@ -53,7 +53,7 @@ class Roster:
 
         Args:
             devices: their numbers.
-            start: tells apart the times at which the clock starts devices, of which a round can have several.
+            start: number of the start in this round, from 1; a clock can start devices several times per round.
         """
         self._held, self.start = np.array(sorted(devices), dtype=np.int64), start
         try:

@@ -306,7 +306,7 @@ def metrics_are_not_notes(run: Prepared) -> Iterator[str]:
 
 
 def sub_models_can_be_built(run: Prepared) -> Iterator[str]:
-    """The method says which sub-model a device of some rate holds."""
+    """The method says which sub-model a device at a given rate holds."""
     if run.config.eval_rates and run.method.at is None:
         yield f"eval_rates is {list(run.config.eval_rates)}, but {NO_AT}"
 

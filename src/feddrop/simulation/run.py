@@ -181,7 +181,7 @@ class Run:
         return self._disk.about()
 
     def model(self, rate: float | None = None, *, draw: int = 0) -> nn.Module:
-        """Return the network as it is now, or the sub-model of a device of some rate, in evaluation mode.
+        """Return the network as it is now, or the sub-model of a device at a given rate, in evaluation mode.
 
         Args:
             rate: dropout rate γ of a device; None for the full network.

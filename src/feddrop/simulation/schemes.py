@@ -93,7 +93,7 @@ class Workload:
     dtype: str
 
     def training_flops(self, rate: float, kept: Mapping[str, int]) -> float:
-        """Return the FLOPs per sample with which a device of some rate trains, if it was sent the ``kept`` values."""
+        """Return the FLOPs per sample with which a device at a rate trains, if it was sent the ``kept`` values."""
         sizes = self.sizes(rate) if self.sizes else None
         if sizes is None:
             return self.flops(kept)[1]

@@ -75,7 +75,7 @@ def uses_server_mean(setup: Setup, method: Method, state: State, params: Params,
     try:
         updates = [(job, _zero_update(method, job)) for job in method.plan(state, params, 1, rates, setup.seed)]
         method.merge(state, params, iter(updates))
-    except Exception:  # the method refuses such updates; the first round tells
+    except Exception:  # the method refuses such updates; the first round will report an unused mean
         return True
     return setup.means > before
 

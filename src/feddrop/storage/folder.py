@@ -257,7 +257,7 @@ class RunFolder(RunReader):
         write_atomically(self.path / name, data)
 
     def _identity(self, name: str) -> tuple[int, int] | None:
-        """Return what tells a file or folder from others that had its name: its inode and, for a file, its time."""
+        """Return what identifies a file or folder apart from its name: its inode and, for a file, its time."""
         with suppress(OSError):
             found = (self.path / name).stat()
             return found.st_ino, found.st_mtime_ns if name else found.st_dev

@@ -116,7 +116,7 @@ def load_model(
     method: Callable[[Any], Any] | None = None,
     verify: bool = True,
 ) -> nn.Module:
-    """Return the network that a run trained, or the sub-model that a device of some rate holds.
+    """Return the network that a run trained, or the sub-model that a device at a given rate holds.
 
     Args:
         folder: the run folder.
@@ -181,7 +181,7 @@ def _sub_model(
     draw: int,
     method: Callable[[Any], Any] | None,
 ) -> nn.Module:
-    """Return the sub-model of a device of some rate."""
+    """Return the sub-model of a device at a given rate."""
     from feddrop.methods.sizes import sub_model
     from feddrop.subnets import parameters
 

@@ -20,7 +20,7 @@ WORST = "worst_decile"
 UNTRAINED = "untrained"
 """The metric that holds the share of the trainable parameters that no device has held so far; absent if 0."""
 KEPT_AT = "kept_at_"
-"""Prefix of the metrics that hold the share of all values that a sub-model of some rate keeps."""
+"""Prefix of the metrics that hold the share of all values that a sub-model at a given rate keeps."""
 DRAWS = 5
 """Random sub-models of a rate whose results are averaged; one if all draws of a method are equal."""
 LATE = "late"

@@ -249,7 +249,7 @@ def _next_goal(jobs: Sequence[SweepJob], rounds: int) -> int:
 def _fitting(arm: str, jobs: Sequence[SweepJob], budget: Budget, first: int | None = None) -> int:
     """Return how many rounds of an arm fit into a budget: with the seed and the resource that allow the most.
 
-    If ``first`` is given, only so many rounds are looked at.
+    If ``first`` is given, only that many rounds are counted.
     """
     counts, each = [], dict[str, float]()
     for records in (RunFolder(job.folder).records()[:first] for job in jobs):
