@@ -3,8 +3,8 @@
     feddrop run examples/digits.toml --out runs/first
     python examples/animate_run.py runs/first --out cell.svg
 
-A device stands the farther from the server the weaker its channel is in this round. The filled part of its circle is
-the part of the network that it trains; the line to the server is as wide as its share of the band.
+The weaker a device's channel is in a round, the farther the device stands from the server. The filled part of its
+circle is the part of the network that it trains; the line to the server is as wide as its share of the band.
 """
 
 from __future__ import annotations
