@@ -12,6 +12,7 @@ from feddrop.data import partition_dataset, validation_samples
 from feddrop.errors import ConfigError
 from feddrop.storage import RoundRecord, RunFolder
 from feddrop.storage.recovery import best_round
+from feddrop.storage.totals import Totals
 from support.runs import write_metrics
 
 
@@ -72,6 +73,23 @@ def test_the_best_round_is_that_of_the_validation_samples(tmp_path):
     assert RoundRecord.from_json(rounds[0].to_line()) == rounds[0]
     assert "val_accuracy" in rounds[0].to_json()
     assert best_round(rounds) == (0.5, 2)
+
+
+def test_a_target_accuracy_is_that_of_the_validation_samples(tmp_path):
+    """The test set ended runs before, so that it chose."""
+    settings = ("rounds=8", "data.validation=0.2")
+    whole = feddrop.run(config(*settings), tmp_path / "whole")
+
+    def rounds_to(target, name):
+        return next((record.round for record in whole if record[name] >= target), len(whole))
+
+    names = ("val_accuracy", "test_accuracy")
+    targets = [record.val_accuracy for record in whole if record.val_accuracy > 0]
+    target = next(t for t in targets if len({rounds_to(t, name) for name in names}) == 2)
+    run = feddrop.Run(config(*settings, f"target_accuracy={target}"), tmp_path / "target")
+    assert len(list(run)) == rounds_to(target, "val_accuracy")
+    assert "reached target_accuracy" in run.end
+    assert Totals.of(run.records).end(run.config, run.round) == run.end
 
 
 def test_without_validation_nothing_changes(tmp_path):

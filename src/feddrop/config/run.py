@@ -52,7 +52,8 @@ class RunConfig(Settings):
         rounds: number of rounds, that is, of server steps.
         seconds: the run ends after the round that reaches this many virtual seconds; inf for no limit.
         joules: the run ends after the round that reaches this much energy of all devices; inf for no limit.
-        target_accuracy: the run ends after the round that reaches this test accuracy; 0 for no target.
+        target_accuracy: the run ends after the round that reaches this accuracy, on the validation samples if
+            ``data.validation`` holds some out, otherwise on the test set; 0 for no target.
         rate: dropout rate γ: one for all devices, a list with one per device, or the name of a ``.csv`` or ``.json``
             file; 0.3 by default. With ``[radio]``, rates come from the allocation scheme; only ``"fixed"`` takes a
             rate.

@@ -182,7 +182,7 @@ def _evaluated(
     notes = dict(ready.method.notes(server.state)) if ready.method.notes else {}
     notes |= measure_sizes(ready, server.state, server.params, record.round) if due else {}
     notes |= {UNTRAINED: server.untrained.share} if server.untrained.left else {}
-    server = replace(server, spent=spent.reaching(measured.get("accuracy")))
+    server = replace(server, spent=spent.reaching(measured.get("val_accuracy", measured.get("accuracy"))))
     time_s = None if record.latency_s is None else seconds
     record = recording.with_results(record, measured, notes, time.perf_counter() - started)
     return server, replace(record, time_s=time_s)

@@ -9,7 +9,13 @@ from feddrop.config import RunConfig
 
 
 class Totals(NamedTuple):
-    """What a run has used and reached so far: virtual seconds, joules of all devices, and the best test accuracy."""
+    """What a run has used and reached so far.
+
+    Attributes:
+        seconds: virtual seconds.
+        joules: joules of all devices.
+        accuracy: the best accuracy, on the validation samples if there are any, otherwise on the test set.
+    """
 
     seconds: float = 0.0
     joules: float = 0.0
@@ -20,7 +26,8 @@ class Totals(NamedTuple):
         """Add up records of rounds."""
         found = cls()
         for record in records:
-            found = found.after(record["time_s"], record["energy_j"]).reaching(record["test_accuracy"])
+            reached = record["test_accuracy"] if record["val_accuracy"] is None else record["val_accuracy"]
+            found = found.after(record["time_s"], record["energy_j"]).reaching(reached)
         return found
 
     def after(self, time_s: float | None, joules: float | None) -> Self:
