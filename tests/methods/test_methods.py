@@ -185,12 +185,18 @@ def test_frames_hold_the_kept_values_and_the_payload_and_nothing_else(task, dtyp
     method = method_of(task)
     whole = parameters.from_model(task.setup.model)
     state = method.init(whole)
+    device, memory = Device(task), b""
     for round_ in (1, 2):
         (job,) = method.plan(state, whole, round_, {0: RATE}, 7)
         subnet = method.cut(job)
-        size = len(push(whole, subnet, job, dtype=dtype))
+        frame = push(whole, subnet, job, dtype=dtype)
         payload = payload_bytes(job.payload, job.remembered)
-        assert size == wire.frame_bytes({name: piece.size for name, piece in subnet.items()}, dtype) + payload
+        assert len(frame) == wire.frame_bytes({name: piece.size for name, piece in subnet.items()}, dtype) + payload
+        reply = device.handle(frame, memory)
+        update, memory = pull(method, reply.frame, job, subnet, dtype=dtype), reply.memory
+        payload = payload_bytes(update.payload, frozenset())
+        sent = {name: piece.size for name, piece in update.subnet.items()}
+        assert len(reply.frame) == wire.frame_bytes(sent, dtype) + payload
         whole, state = method.merge(state, whole, iter([(job, unchanged(method, job))]))
 
 
@@ -302,6 +308,19 @@ def test_at_rate_zero_it_is_federated_averaging(case, tiny, small):
     averaged = fedavg(tiny, small, [part.numpy() for part in task.parts], rounds=2)
     for key, value in averaged.items():
         torch.testing.assert_close(last.params[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_at_rate_zero_it_is_fedavg_to_the_bit(case, tiny, small):
+    """Under ``rule = "model"``, which averages weights instead of changes, up to rounding."""
+    name, settings = case
+    ends = []
+    for one, own in (("fedavg", {}), (name, {**settings, **DENSE.get(name, {})})):
+        task = task_for(tiny, small, one, rates=(0.0,) * 3, train=Train(lr=0.1, batch_size=32), **own)
+        *_, last = rounds_of(task, 2)
+        ends.append(last.params)
+    rounding = {"rtol": 1e-4, "atol": 1e-6} if settings.get("rule") == "model" else {"rtol": 0, "atol": 0}
+    for key, value in ends[0].items():
+        torch.testing.assert_close(ends[1][key], value, **rounding)
 
 
 def test_what_was_not_asked_for_is_refused(task):

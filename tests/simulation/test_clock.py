@@ -1,9 +1,8 @@
-"""Runs under virtual clocks: synchronous where they must be, repeatable, resumable at any event, on every executor."""
+"""Runs under virtual clocks: what they promise, when devices are online, how they end, and what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
-import random
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 import feddrop
-from feddrop.config import METHODS, Clock, RunConfig
+from feddrop.config import Clock, RunConfig
 from feddrop.errors import ConfigError, RunError
 from feddrop.executors.serial import Serial
 from feddrop.report import read_log, write_report
@@ -19,86 +18,8 @@ from feddrop.report.measures import spendings
 from feddrop.report.timeline import timeline_figure
 from feddrop.seeds import derive, generator
 from feddrop.simulation.availability import Availability
-from feddrop.simulation.events import Events
 from feddrop.simulation.run import Run, resume
-
-BASE = """
-rounds = 4
-seed = 3
-model = { name = "mlp" }
-data = { name = "digits", devices = 5, train_limit = 100 }
-train = { batch_size = 20, lr = 0.05 }
-radio = { scheme = "fixed", deadline_s = 60, costs = "formula", bits_per_parameter = 32 }
-rate = 0.4
-"""
-CLOCKS = {
-    "first": {"kind": "first", "count": 3},
-    "first-keep": {"kind": "first", "count": 3, "late": "keep"},
-    "window": {"kind": "window", "window_s": 0.02},
-    "buffered": {"kind": "buffered", "buffer": 2, "concurrency": 4},
-    "charging": {"kind": "buffered", "buffer": 2, "pattern": "charging", "online_s": 0.05, "offline_s": 0.02},
-}
-STALE = ("first-keep", "buffered", "charging")
-
-
-def config_for(clock: dict, *overrides: str, base: str = BASE) -> RunConfig:
-    return dataclasses.replace(RunConfig.from_toml(base, overrides), clock=Clock(**clock))
-
-
-def bits(run: Run) -> list[bytes]:
-    """Parameters, state, optimizer, clock and jobs under way, to the bit."""
-    groups = run._server.groups()
-    return [tensor.numpy().tobytes() for group in groups.values() for _, tensor in sorted(group.items())]
-
-
-def lines(run: Run) -> list[dict]:
-    """The records without wall time."""
-    return [{key: value for key, value in record.to_json().items() if key != "wall_s"} for record in run.records]
-
-
-def done(config: RunConfig, folder: Path, **given) -> Run:
-    run = Run(config, folder, report=False, **given)
-    for _ in run:
-        pass
-    return run
-
-
-# --- every method
-
-
-def settings_of(method: str) -> list[str]:
-    if METHODS[method]().rateless:
-        if method == "prunefl":  # one size for all devices; it adjusts its mask every second round
-            return ["method=prunefl", "radio.scheme=common", "method.adjust_every=2", "method.first_rounds=0"]
-        return [f"method={method}", "radio.scheme=no-dropout"]
-    return [f"method={method}"]
-
-
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_method_under_every_clock(method, tmp_path):
-    """All answers of one step are the synchronous round, to the bit; other clocks run, or refuse in one sentence."""
-    base = BASE.replace("rate = 0.4\n", "") if METHODS[method]().rateless else BASE
-    config = RunConfig.from_toml(base, settings_of(method))
-    together = done(config, tmp_path / "together")
-    assert config.clock.kind == "deadline"
-    everyone = dataclasses.replace(config, clock=Clock(kind="first", count=5))
-    assert bits_of_network(done(everyone, tmp_path / "first")) == bits_of_network(together)
-    for name, clock in (("all", {"kind": "buffered", "buffer": 5, "concurrency": 5}), ("some", CLOCKS["buffered"])):
-        config = dataclasses.replace(config, clock=Clock(**clock))
-        if together.prepared.method.settle is not None:
-            with pytest.raises(ConfigError, match=r"moves the mask of the network.*late = 'drop'"):
-                Run(config, tmp_path / name)
-            continue
-        run = done(config, tmp_path / name)
-        assert len(run.records) == 4
-        assert (bits_of_network(run) == bits_of_network(together)) == (name == "all")
-    if together.prepared.method.settle is not None:
-        some = done(dataclasses.replace(config, clock=Clock(**CLOCKS["first"])), tmp_path / "three")
-        assert [record.counts["ok"] for record in some.records] == [3] * 4
-
-
-def bits_of_network(run: Run) -> list[bytes]:
-    return [tensor.numpy().tobytes() for group in (run.params, run.state) for tensor in group.values()]
+from support.clocks import BASE, CLOCKS, bits, bits_of_network, config_for, done, lines
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
@@ -106,74 +27,6 @@ def test_a_run_repeats_itself(clock, tmp_path):
     first, again = (done(config_for(CLOCKS[clock]), tmp_path / name) for name in "ab")
     assert bits(first) == bits(again)
     assert lines(first) == lines(again)
-
-
-@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
-def test_every_executor_has_the_same_bits(executor, tmp_path):
-    if executor == "ray":
-        pytest.importorskip("ray")
-    runs = [
-        done(config_for(CLOCKS["buffered"], f"execution.executor={name}"), tmp_path / name)
-        for name in ("serial", executor)
-    ]
-    assert bits(runs[0]) == bits(runs[1])
-    assert lines(runs[0]) == lines(runs[1])
-
-
-# --- resuming
-
-
-class KilledError(Exception):
-    """Stands for a kill."""
-
-
-def killed_at(monkeypatch, event: int) -> None:
-    """Let the n-th event from now on kill the process."""
-    step, count = Events.step, 0
-
-    def counted(self):
-        nonlocal count
-        count += 1
-        if count == event:
-            raise KilledError
-        return step(self)
-
-    monkeypatch.setattr(Events, "step", counted)
-
-
-@pytest.mark.parametrize("clock", [*STALE, "window"])
-def test_killed_at_random_events_it_ends_in_the_same_bits(clock, tmp_path, monkeypatch):
-    """Killed 25 times under each clock, 100 in all: queue, frames under way and memories are those of before."""
-    overrides = ["method=fjord"] if clock == "buffered" else []  # it has a payload and a state
-    config = config_for(CLOCKS[clock], *overrides)
-    whole, folder, draw = done(config, tmp_path / "whole"), tmp_path / "killed", random.Random(clock)
-    if clock in ("buffered", "first-keep"):
-        assert any(device.staleness for record in whole.records for device in record.devices)
-    for kill in range(25):
-        run = Run(config, folder, report=False, resume=kill > 0)
-        left = whole._server.clock.events.count - run._server.clock.events.count
-        with monkeypatch.context() as patch:
-            killed_at(patch, draw.randint(1, min(left, 1 + kill)))  # first kills come early, so that steps are few
-            with pytest.raises(KilledError):
-                list(run)
-    again = done(config, folder, resume=True)
-    assert bits(again) == bits(whole)
-    assert lines(again) == lines(whole)
-
-
-def test_a_step_that_fails_leaves_the_run_as_it_was(tmp_path, monkeypatch):
-    config = config_for(CLOCKS["buffered"])
-    whole, run = done(config, tmp_path / "whole"), Run(config, tmp_path / "run", report=False)
-    next(iter(run))
-    before = bits(run)
-    with monkeypatch.context() as patch:
-        killed_at(patch, 1)
-        with pytest.raises(KilledError):
-            next(iter(run))
-    assert bits(run) == before
-    for _ in run:
-        pass
-    assert bits(run) == bits(whole)
 
 
 # --- time
@@ -319,13 +172,36 @@ def test_a_trace_with_mistakes_is_refused(tmp_path):
     path = tmp_path / "trace.csv"
     for text, why in {
         "device,from\n0,1\n": "no column to",
-        "device,from,to\n9,0,1\n": "devices are 0 to 4",
-        "device,from,to\n0,2,1\n": "in order",
+        "device,from,to\n9,0,1\n": "line 2: device is 9; the devices are 0 to 4",
+        "device,from,to\n0,2,1\n": "line 2: from is 2 and to is 1; from must be at least 0, and to later",
+        "device,from,to\n0,nan,1\n": "from is nan and to is 1",
+        "device,from,to\n0,0,1\n1,0,11\n": r"line 3: to is 11; it must be at most clock.period_s, 10",
         "device,from,to\n": "ever online",
+        "device,from,to\n3,0,1\n": r"clock.buffer is 2, but clock.trace has rows for only 1 of 5 devices",
     }.items():
         path.write_text(text)
         with pytest.raises(ConfigError, match=why):
-            Run(config_for(CLOCKS["buffered"] | {"trace": str(path)}), tmp_path / "run")
+            Run(config_for(CLOCKS["buffered"] | {"trace": str(path), "period_s": 10.0}), tmp_path / "run")
+    with pytest.raises(ConfigError, match="cannot read the trace"):
+        Run(config_for(CLOCKS["buffered"] | {"trace": str(tmp_path)}), tmp_path / "run")
+
+
+def test_rows_of_a_trace_may_overlap_and_have_any_order(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("device,from,to\n0,7,20\n0,1,2\n0,5,10\n0,5,10\n")
+    known = Availability(Clock(kind="buffered", trace=str(path)), 1, 0)
+    assert [known.next_available(0, time) for time in (0.0, 1.5, 2.0, 8.0, 19.0, 20.0)] == [1, 1.5, 5, 8, 19, np.inf]
+    assert known.until(0, 6.0) == 20.0
+
+
+def test_a_buffer_waits_for_devices_that_vanished_and_return(tmp_path):
+    path = tmp_path / "trace.csv"
+    rows = [f"{device},0,0.004" for device in range(5)] + [f"{device},{1 + device},99" for device in range(3)]
+    path.write_text("\n".join(["device,from,to", *rows]))
+    config = config_for({"kind": "buffered", "buffer": 3, "trace": str(path)}, "rounds=1")
+    (record,) = done(config, tmp_path / "run").records
+    assert record.counts == {"ok": 3, "vanished": 5}
+    assert [entry.start_s for entry in record.devices if entry.usable] == [1.0, 2.0, 3.0]
 
 
 def test_a_trace_that_ends_is_an_error_that_says_so(tmp_path):
@@ -441,6 +317,8 @@ def test_random_stragglers_compute_longer_and_draw_again_after_a_resume(tmp_path
         ({"kind": "buffered", "buffer": 9}, [], "only 5 devices"),
         ({"kind": "buffered", "buffer": 2, "concurrency": 9}, [], "only 5 devices"),
         ({"kind": "first", "count": 9}, [], "at most 5 devices"),
+        ({"kind": "buffered", "buffer": 5, "max_staleness": 2}, [], "waits for all 5 devices.*lower clock.buffer"),
+        ({"kind": "first", "count": 5, "late": "keep"}, [], "clock.late is 'keep', which has no effect"),
         ({"kind": "buffered", "buffer": 2}, ["participation.count=3"], "Set clock.concurrency"),
         ({"kind": "buffered", "buffer": 2}, ["server.min_devices=3"], "at most 2 updates"),
         ({"kind": "buffered", "buffer": 2}, ["server.krum=1"], "needs at least 5 updates"),
@@ -459,6 +337,9 @@ def test_what_cannot_work_is_refused(clock, overrides, why, tmp_path):
         ({"kind": "first"}, "clock.count"),
         ({"kind": "buffered", "sharing": "fixed"}, "more than the band"),
         ({"kind": "first", "count": 3, "max_staleness": 2}, "no update is stale"),
+        ({"kind": "buffered", "staleness_power": 0.0, "staleness_on": "weight"}, "all updates weigh the same"),
+        ({"kind": "buffered", "pattern": "diurnal", "online_share": 1e-20}, r"must be in \[1e-06, 1\]"),
+        ({"kind": "buffered", "pattern": "charging", "online_s": 1e-9, "offline_s": 1e9}, "less than a millionth"),
         ({"count": 3}, "no effect"),
         ({"kind": "buffered", "period_s": 3.0}, "without clock.trace"),
         ({"kind": "buffered", "day_s": 3.0}, "diurnal"),
@@ -489,8 +370,8 @@ def test_torch_is_not_needed_by_the_event_loop():
 
 
 def test_the_report_draws_accuracy_over_time_and_who_did_what_when(tmp_path):
-    for name in ("first", "buffered", "charging"):
-        done(config_for(CLOCKS[name]), tmp_path / name)
+    runs = {name: done(config_for(CLOCKS[name]), tmp_path / name) for name in ("first", "buffered", "charging")}
+    for name in runs:
         page = write_report(tmp_path / name).read_text()
         assert "Accuracy against time" in page
         assert "Accuracy against energy" in page
@@ -504,7 +385,11 @@ def test_the_report_draws_accuracy_over_time_and_who_did_what_when(tmp_path):
         assert longest <= run.spent("seconds")[-1] + 1e-12
         assert len(bars) >= 2 * jobs.sum()
         crosses = sum(len(line.get_xdata()) for line in axes.lines if line.get_marker() == "x")
-        assert crosses == (jobs & (run.words["status"] != "ok")).sum()
+        entries = [device for record in runs[name].records for device in record.devices if device.start_s is not None]
+        assert crosses == sum(not device.usable for device in entries)
+        assert len(run.earlier) == len(entries) - jobs.sum()
+    assert run.earlier  # a device that vanished was asked again in the same step
+    assert run.within({"rounds": 1}).earlier == tuple(job for job in run.earlier if job.step == 0)
     done(config_for({}), tmp_path / "deadline")
     assert "Who did what when" not in write_report(tmp_path / "deadline").read_text()
     with pytest.raises(ConfigError, match="no virtual clock"):

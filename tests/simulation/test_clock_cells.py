@@ -78,6 +78,41 @@ def test_the_seconds_and_joules_of_a_channel_count(tmp_path):
         assert device.energy_j == pytest.approx(usual[key].energy_j, rel=1e-9)
 
 
+class Pencil:
+    """The cell of docs/clock.md: downloads of 1, 2 and 3 full-band seconds, uploads of 1.5, 2 and 3."""
+
+    bits, flops = 1e6, 1e12  # of the full network, once they are known
+
+    def draw(self, devices, round, seed):  # noqa: A002
+        efficiency = self.bits / 1e7 / np.array([[1.5, 2, 3], [1, 2, 3]])  # up and down
+        return tuple(np.expm1(np.log(2) * efficiency))
+
+    def work(self, cell, channels):
+        return np.array([2.0, 1.0, 3.0]) / self.flops, np.array([10.0, 20.0, 30.0]) / self.flops
+
+
+def test_a_cell_of_three_devices_with_pencil(tmp_path):
+    """Every second and joule of a run whose frames, gains and FLOPs are those of the worked example."""
+    radio = ["radio.costs=formula", "radio.noise=literal", "radio.noise_w_hz=1", "radio.tx_power_w=[1,1]"]
+    radio += ["radio.scheme=no-dropout", "radio.deadline_s=1e6", "radio.bandwidth_hz=1e7", "radio.circuit_j=0.5"]
+    config = configured(*radio, "data.devices=3", "clock.kind=first", "clock.count=3", "rounds=2")
+    run = Run(config, tmp_path / "run", report=False, channel=(channel := Pencil()))
+    work, cell = run.prepared.work, run.prepared.scheme.cell
+    channel.bits = float(cell.model_bits(work.parameters))
+    channel.flops = cell.training_flops(work.flops(None)[0])
+    for record, start in zip(run, (0.0, 12.0), strict=True):
+        assert record.time_s == pytest.approx(start + 12, abs=1e-12)
+        for name, expected in {
+            "start_s": [start] * 3,
+            "push_s": [3, 5, 6],
+            "compute_s": [2, 1, 3],
+            "pull_s": [2, 2.5, 3],
+            "latency_s": [7, 8.5, 12],
+            "energy_j": [12.5, 23, 33.5],
+        }.items():
+            assert [device[name] for device in record.devices] == pytest.approx(expected, rel=1e-12), name
+
+
 @pytest.mark.parametrize("scheme", [feddrop.PrimalDual(), "primal-dual", "ideal"])
 def test_schemes_of_synchronous_rounds_are_refused(scheme, tmp_path):
     given = {} if isinstance(scheme, str) else {"scheme": scheme}

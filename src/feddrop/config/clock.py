@@ -74,7 +74,7 @@ class Clock(Settings):
     period_s: float = setting(0.0, ge=0)
     pattern: str = setting("always", choices=PATTERNS, only_with={"kind": EVENTS})
     day_s: float = setting(86_400.0, gt=0, only_with={"pattern": ("diurnal",)})
-    online_share: float = setting(0.5, gt=0, le=1, only_with={"pattern": ("diurnal",)})
+    online_share: float = setting(0.5, ge=1e-6, le=1, only_with={"pattern": ("diurnal",)})
     online_s: float = setting(3600.0, gt=0, only_with={"pattern": ("charging",)})
     offline_s: float = setting(3600.0, gt=0, only_with={"pattern": ("charging",)})
 
@@ -82,6 +82,12 @@ class Clock(Settings):
     def stale(self) -> bool:
         """Whether an update can be merged after the server has moved on."""
         return self.kind == "buffered" or self.late == "keep"
+
+    @property
+    def of_stale(self) -> tuple[str, ...]:
+        """The settings of stale updates that differ from their defaults."""
+        names = ("late", "staleness_power", "staleness_on", "max_staleness")
+        return tuple(name for name in names if getattr(self, name) != self.defaults()[name])
 
     def problems(self) -> Iterator[str]:
         """Reject a clock without its count, two sources of availability, and settings of stale updates without any."""
@@ -91,11 +97,20 @@ class Clock(Settings):
             yield f"clock.trace and clock.pattern = {self.pattern!r} are both given; give one of them."
         if self.period_s and not self.trace:
             yield f"clock.period_s is {self.period_s:g}, which has no effect without clock.trace. Remove it."
+        if self.pattern == "charging" and self.online_s < 1e-6 * self.offline_s:
+            yield (
+                f"clock.online_s is {self.online_s:g} and clock.offline_s is {self.offline_s:g}, so devices are online "
+                "for less than a millionth of the time. Raise online_s, or lower offline_s."
+            )
         if self.kind != "deadline" and not self.stale:
-            for name in ("staleness_power", "staleness_on", "max_staleness"):
-                if getattr(self, name) != self.defaults()[name]:
-                    why = "no update is stale with clock.late = 'drop'. Remove it, or set clock.late = 'keep'"
-                    yield f"clock.{name} is {getattr(self, name)!r}, which has no effect: {why}."
+            for name in self.of_stale:
+                why = "no update is stale with clock.late = 'drop'. Remove it, or set clock.late = 'keep'"
+                yield f"clock.{name} is {getattr(self, name)!r}, which has no effect: {why}."
+        if self.staleness_on != "update" and not self.staleness_power:
+            yield (
+                f"clock.staleness_on is {self.staleness_on!r}, which has no effect: with clock.staleness_power = 0, "
+                "all updates weigh the same. Remove one of them."
+            )
         if self.stale and self.sharing == "fixed":
             yield (
                 "clock.sharing is 'fixed', but devices that start at different times would use more than the band. Use "

@@ -20,6 +20,7 @@ from feddrop.report.runlog import (
     ROUND_FIELDS,
     Floats,
     Ints,
+    Job,
     RunLog,
     Size,
     Words,
@@ -79,9 +80,11 @@ def _by_device(table: DeviceTable, rounds: int) -> dict[str, Any]:
     shape, size = (rounds, len(devices)), rounds * len(devices)
     numbers, codes, known = dict[str, Floats](), dict[str, npt.NDArray[np.int32]](), {key: [""] for key in DEVICE_WORDS}
     suspicious, refusals, marks = np.zeros(size, np.bool_), Counter[str](), Counter[str]()
+    earlier = list[Job]()
     columns = (*DEVICE_FIELDS, *DEVICE_WORDS, "suspicious")
     for (round_, device), part in zip(keys, table.parts(columns), strict=True):
         at = (round_ - 1) * len(devices) + np.searchsorted(devices, device)
+        earlier += _earlier(at, len(devices), part)
         for key in (key for key in columns if part[key].null_count < len(part)):
             if key in DEVICE_FIELDS:
                 if key not in numbers:
@@ -109,7 +112,19 @@ def _by_device(table: DeviceTable, rounds: int) -> dict[str, Any]:
         "suspicious": suspicious.reshape(shape),
         "refusals": dict(refusals.most_common()),
         "suspicions": dict(_merged(marks).most_common()),
+        "earlier": tuple(earlier),
     }
+
+
+def _earlier(at: Ints, devices: int, part: Any) -> Iterator[Job]:
+    """Yield the rows of a table that a later row of the same round and device replaces."""
+    last = np.zeros(len(at), np.bool_)
+    last[len(at) - 1 - np.unique(at[::-1], return_index=True)[1]] = True
+    times = ("start_s", "push_s", "compute_s", "pull_s")
+    for row in np.flatnonzero(~last).tolist():
+        found = [part[key][row].as_py() for key in times]
+        lasted = [np.nan if value is None else float(value) for value in found]
+        yield Job(*divmod(int(at[row]), devices), _status(part["status"][row].as_py() or ""), *lasted)
 
 
 def _encoded(column: Any) -> tuple[list[str], Ints]:

@@ -74,6 +74,18 @@ class Words:
         return np.asarray(self).tolist()
 
 
+class Job(NamedTuple):
+    """A job under a virtual clock whose device was asked again in the same server step; arrays hold the later job."""
+
+    step: int
+    column: int
+    status: str
+    start_s: float
+    push_s: float
+    compute_s: float
+    pull_s: float
+
+
 class Size(NamedTuple):
     """The sub-model of one rate γ: the share of values it keeps, and its test accuracy or loss; NaN where unknown."""
 
@@ -107,6 +119,7 @@ class RunLog:
         suspicions: how often updates were marked, by (shortened) reason.
         sizes: the sub-models that were evaluated last, by rate.
         untrained: share of the trainable parameters that no device has held.
+        earlier: jobs whose device was asked again in the same server step.
     """
 
     name: str
@@ -127,6 +140,7 @@ class RunLog:
     suspicions: Mapping[str, int]
     sizes: tuple[Size, ...] = ()
     untrained: float = 0.0
+    earlier: tuple[Job, ...] = ()
 
     def __repr__(self) -> str:
         return f"RunLog({self.name!r}, {len(self.rounds)} rounds, {len(self.devices)} devices)"
@@ -219,7 +233,7 @@ class RunLog:
         cut = {key: getattr(self, key)[:count] for key in ("rounds", "suspicious")}
         for key in ("by_round", "by_device", "words", "metrics"):
             cut[key] = {name: values[:count] for name, values in getattr(self, key).items()}
-        return replace(self, **cut)
+        return replace(self, **cut, earlier=tuple(job for job in self.earlier if job.step < count))
 
     @cached_property
     def full_traffic(self) -> Floats:

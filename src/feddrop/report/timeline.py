@@ -12,7 +12,7 @@ from feddrop.errors import ConfigError
 from feddrop.report import style
 from feddrop.report.html import Html, figure_panel, section, tiles
 from feddrop.report.quantities import how_many, in_digits, in_seconds, second_scale
-from feddrop.report.runlog import Bools, Floats, RunLog
+from feddrop.report.runlog import Bools, Floats, Job, RunLog
 from feddrop.storage.records import DROPPED, LOST, STALE, UNANSWERED, VANISHED
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def timeline_section(run: RunLog) -> Html:
     part = f"The first {steps} of {len(run.rounds):,} server steps."
     shown = "All server steps." if steps == len(run.rounds) else part
     devices = "" if len(run.devices) <= MOST_DEVICES else f" {MOST_DEVICES} of {len(run.devices):,} devices."
-    crosses = np.isin(run.words["status"], (*UNANSWERED, LOST, "refused")).any()
+    crosses = np.isin(run.words["status"], (*UNANSWERED, LOST, "refused")).any() or bool(run.earlier)
     marks = "Lines: server steps." + " Crosses: jobs that were cancelled, lost, refused or too stale." * bool(crosses)
     note = f"{shown}{devices} {marks} Jobs under way at the end are not drawn."
     picture = figure_panel("timeline", "Who did what when", note, partial(timeline_figure, run), wide=True)
@@ -43,7 +43,7 @@ def timeline_section(run: RunLog) -> Html:
 def _facts(run: RunLog) -> Iterable[tuple[str, str, str]]:
     """Yield headline numbers: steps, jobs, staleness, and jobs that did not count."""
     status, ages = run.words["status"], run.by_device["staleness"]
-    jobs = int(run.active.sum())
+    jobs = int(run.active.sum()) + len(run.earlier)
     seconds = run.spent("seconds")
     yield "Server steps", f"{len(run.rounds):,}", f"every {in_seconds(float(seconds[-1]) / len(run.rounds))} on average"
     merged = ages[run.answered]
@@ -53,7 +53,7 @@ def _facts(run: RunLog) -> Iterable[tuple[str, str, str]]:
     meanings = {DROPPED: "cancelled: the server had enough", VANISHED: "went offline during a job", STALE: "too old"}
     meanings |= {LOST: "lost on the way", "refused": "failed or unusable"}
     for word, meaning in meanings.items():
-        if count := int((status == word).sum()):
+        if count := int((status == word).sum()) + sum(job.status == word for job in run.earlier):
             yield word.capitalize(), f"{count:,}", f"of {how_many(jobs, 'job')}; {meaning}"
 
 
@@ -83,6 +83,9 @@ def timeline_figure(run: RunLog) -> Figure:
     _bars(axes, begin, np.maximum(times[:, None] - begin, 0.0), ok, scale, COLOURS["wait"])
     rows, columns = np.nonzero(here & ~ok)
     axes.plot(begin[rows, columns] / scale, columns, "x", ms=6, mew=1.4, color=style.INK)
+    for job in run.earlier:
+        if job.step < count and job.column < len(devices):
+            _earlier_job(axes, job, scale)
     axes.vlines(times / scale, -0.5, len(devices) - 0.5, color=style.MUTED, linewidth=0.7, linestyle=(0, (2, 3)))
     axes.grid(visible=False)
     axes.set_ylim(len(devices) - 0.5, -0.5)
@@ -93,6 +96,17 @@ def timeline_figure(run: RunLog) -> Figure:
     look = {"frameon": False, "fontsize": style.TEXT, "labelcolor": style.INK, "handlelength": 1.2}
     axes.legend(handles=handles, ncols=4, loc="lower left", bbox_to_anchor=(-0.005, 1.0), borderaxespad=0.2, **look)
     return figure
+
+
+def _earlier_job(axes: Axes, job: Job, scale: float) -> None:
+    """Draw a job whose device was asked again in the same step; its answer did not count."""
+    at = job.start_s
+    for key, name in PHASES:
+        lasted = float(np.nan_to_num(getattr(job, key)))
+        if lasted > 0:
+            axes.barh(job.column, lasted / scale, left=at / scale, height=_HEIGHT, color=COLOURS[name], linewidth=0)
+        at += lasted
+    axes.plot(at / scale, job.column, "x", ms=6, mew=1.4, color=style.INK)
 
 
 def _bars(axes: Axes, begin: Floats, lasted: Floats, which: Bools, scale: float, colour: str) -> None:

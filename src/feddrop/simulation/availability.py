@@ -102,12 +102,14 @@ def _read_trace(path: Path, devices: int, period: float) -> list[list[Span]]:
     found: list[list[Span]] = [[] for _ in range(devices)]
     for row in rows:
         device, span = row.whole("device", 0), Span(row.number("from"), row.number("to"))
-        if device >= devices or not 0 <= span.start < span.end or (period and span.end > period):
+        if device >= devices:
+            raise ConfigError(f"{row.where}: device is {brief(device)}; the devices are 0 to {devices - 1}.")
+        if not 0 <= span.start < span.end:
             raise ConfigError(
-                f"{row.where}: device {brief(device)}, {span.start:g} s to {span.end:g} s; devices are 0 to "
-                f"{devices - 1}, and times must be at least 0{f', at most {period:g} (clock.period_s)' * bool(period)} "
-                "and in order."
+                f"{row.where}: from is {span.start:g} and to is {span.end:g}; from must be at least 0, and to later."
             )
+        if period and span.end > period:
+            raise ConfigError(f"{row.where}: to is {span.end:g}; it must be at most clock.period_s, {period:g}.")
         found[device].append(span)
     return [_repeated(_joined(sorted(spans)), period) for spans in found]
 

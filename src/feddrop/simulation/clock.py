@@ -165,10 +165,16 @@ class VirtualClock:
     # --- buffered
 
     def _buffered(self, crew: Crew) -> list[Ended]:
-        """Keep devices busy until the buffer is full; a device is asked again only in the next step."""
+        """Keep devices busy until the buffer is full.
+
+        A device that has answered is asked again only in the next step; one that vanished, once it is back.
+        """
         self._rested(all_of_them=True)
         ended, answers, waves = list[Ended](), 0, 0
-        while answers < self._config.buffer:
+        gone, most = 0, _WAVES + 10 * self._devices  # devices that vanished since the last answer
+        while answers < self._config.buffer and not (gone >= most and answers >= self._least):
+            if gone >= most:
+                self._check_waves(gone)
             self._fill(crew)
             free = len(self.events.jobs) < self._busy
             wake = self._asleep[0][0] if self._asleep and free else math.inf
@@ -187,7 +193,12 @@ class VirtualClock:
             elif (one := self._event(crew)) is not None:
                 ended.append(one)
                 answers += one.counts
-                self._resting[one.job.device] = not one.counts
+                if one.what == VANISHED:
+                    self._idle.append(one.job.device)
+                    gone += 1
+                else:
+                    self._resting[one.job.device] = not one.counts
+                    gone = 0
         return ended
 
     def _fill(self, crew: Crew) -> None:

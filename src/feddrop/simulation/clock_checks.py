@@ -69,21 +69,33 @@ def devices_are_simulated(run: Prepared) -> Iterator[str]:
 
 
 def clock_has_enough_devices(run: Known | Prepared) -> Iterator[str]:
-    """There are as many devices as the clock waits for."""
+    """There are as many devices as the clock waits for, and a buffer of all of them is never stale."""
     clock, devices, most = run.config.clock, len(run.samples), run.roster.most
     for key, value in (("buffer", clock.buffer), ("concurrency", clock.concurrency)):
         if value > devices and clock.kind == "buffered":
             yield f"clock.{key} is {value}, but there are only {devices} devices, each with one job at a time."
     if clock.kind == "first" and clock.count > most:
         yield f"clock.count is {clock.count}, but at most {most} devices take part in a round. Lower it."
+    everyone = {"buffered": clock.buffer == devices, "first": clock.count == most}.get(clock.kind, False)
+    for name in clock.of_stale if everyone else ():
+        yield (
+            f"clock.{name} is {getattr(clock, name)!r}, which has no effect: a step waits for all {most} devices, so "
+            f"no update is stale. Remove it, or lower clock.{'buffer' if clock.kind == 'buffered' else 'count'}."
+        )
 
 
 def devices_come_online(run: Known | Prepared) -> Iterator[str]:
-    """Some device is online at some time."""
-    clock, devices = run.config.clock, len(run.samples)
-    known = Availability(clock, devices, run.config.seed)
-    if all(known.next_available(device, 0.0) == math.inf for device in range(devices)):
+    """As many devices as a step waits for are online at some time."""
+    config, devices = run.config, len(run.samples)
+    known = Availability(config.clock, devices, config.seed)
+    able = sum(known.next_available(device, 0.0) < math.inf for device in range(devices))
+    if not able:
         yield "clock.trace has no row for any device, so no device is ever online. Add rows to the file."
+    waits = {"buffered": ("clock.buffer", config.clock.buffer), "first": ("clock.count", config.clock.count)}
+    needs = dict([waits.get(config.clock.kind, ("", 0)), ("server.min_devices", config.server.min_devices)])
+    for key, value in needs.items() if able < devices else ():
+        if value > able:
+            yield f"{key} is {value}, but clock.trace has rows for only {able} of {devices} devices. Lower it."
 
 
 def stale_updates_fit(run: Prepared) -> Iterator[str]:
