@@ -74,14 +74,17 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
     raise ConfigError(not_one_of(what, given, words))
 
 
-def not_one_of(what: str, given: str, allowed: Iterable[str], *, or_custom: bool = False) -> str:
-    """Return the message for a word that is not allowed, with the nearest one that is."""
+def not_one_of(what: str, given: str, allowed: Iterable[str], also: str = "") -> str:
+    """Return the message for a word that is not allowed, with the nearest one that is; ``also`` ends the list."""
     words = sorted(allowed)
     near = difflib.get_close_matches(str(given), words, n=1) or [one for one in _MEANT.get(given, ()) if one in words]
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    custom = ' or "package.module:name"' if or_custom else ""
-    return f"{what} is {shortened(given)}; it must be one of {', '.join(map(repr, words))}{custom}.{hint}"
+    listed = f"{'one of ' * (len(words) > 1)}{', '.join(map(repr, words))}{also}"
+    return f"{what} is {shortened(given)}; it must be {listed}.{hint}"
 
+
+CUSTOM = ' or "package.module:name"'
+"""Ends the list of allowed words if a custom object is allowed, too."""
 
 _MEANT = {"none": ("no-dropout", "ideal")}
 """Words that are not allowed, and the allowed words that they may stand for."""

@@ -306,7 +306,7 @@ def test_values_that_python_or_torch_would_refuse(override, message):
         (lambda: Data("digits", device=3), r"Data has no setting 'device'. Did you mean 'devices'\?"),
         (lambda: replace(RunConfig(), round=3), r"RunConfig has no setting 'round'. Did you mean 'rounds'\?"),
         (lambda: feddrop.FedDrop(leve="unit"), r"FedDrop has no setting 'leve'. Did you mean 'level'\?"),
-        (lambda: feddrop.FedAvg(rate=0.3), r"FedAvg has no setting 'rate'. It has none"),
+        (lambda: feddrop.FedAvg(rate=0.3), r"FedAvg has no setting 'rate'. FedAvg has no settings"),
         (lambda: RunConfig.from_toml("alpha = 0.5"), r"unknown key 'alpha'. Did you mean 'data.alpha'\?"),
     ],
 )

@@ -5,7 +5,7 @@ BY_SCHEMA = [
     ("[train]\nlearning_rate = 1", "unknown key 'train.learning_rate'"),
     ("[method]\nlevl = 'unit'", "Did you mean 'method.level'"),
     ("[method]\nlevel = 'units'", "Did you mean 'unit'"),
-    ("[method]\nlayers = 'fc1'", "method.layers is 'fc1'; it must be one of 'all', 'linear'"),
+    ("[method]\nlayers = 'fc1'", "method.layers is 'fc1'; it must be one of 'all', 'linear', or a list of names"),
     ("rounds = 'many'", "rounds is 'many'; it must be a whole number"),
     ("rounds = 0", "at least 1"),
     ("rounds = true", "rounds is True"),
@@ -37,7 +37,7 @@ BY_SCHEMA = [
     ("[radio]\nscheme = 'exakt'", "Did you mean 'exact'"),
     ("[radio]\npreset = 'rural'", "radio.preset is 'rural'"),
     ("[radio]\ndeadline_s = 0", "radio.deadline_s is 0.0; it must be above 0"),
-    ("[radio]\nkappa = 'rice'", "radio.kappa is 'rice'"),
+    ("[radio]\nkappa = 'rice'", "radio.kappa is 'rice'; it must be 'drawn', or a number that is at least 0"),
     ("[radio]\ndevices = ['phone', 'bord']", r"radio.devices\[1\] is 'bord'.*Did you mean 'board'"),
     ("[radio]\nnoise_figure_db = [5.0, 700.0]", r"in \[0, 100\]"),
 ]

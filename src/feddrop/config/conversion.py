@@ -47,7 +47,7 @@ def did_you_mean(cls: Any, key: str, prefix: str = "") -> str:
     exact = [one for one in below if one.rpartition(".")[2] == key]
     if near := exact or difflib.get_close_matches(key, known, n=1):
         return f" Did you mean {' or '.join(repr(prefix + one) for one in near)}?"
-    return f" Known keys: {', '.join(known)}." if known else " It has none."
+    return f" Known keys: {', '.join(known)}." if known else f" {cls.__name__} has no settings."
 
 
 def is_section(option: Any) -> bool:

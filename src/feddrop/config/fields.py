@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from feddrop.config.conversion import convert, declared, did_you_mean
-from feddrop.errors import ConfigError, not_one_of, shortened
+from feddrop.errors import CUSTOM, ConfigError, not_one_of, shortened
 
 _PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 
@@ -74,11 +74,19 @@ class Limits:
                     "keep the password in the environment, as in MLFLOW_TRACKING_PASSWORD."
                 )
             if allowed and value not in allowed and not (self.custom and ":" in value):
-                yield not_one_of(name, value, allowed, or_custom=self.custom)
+                yield not_one_of(name, value, allowed, self._also())
         elif isinstance(value, int | float) and not isinstance(value, bool) and not self.allows(value):
             percent = f" For {value:g} %, write {value / 100:g}." if self._is_share() and 2 <= value <= 100 else ""
             finite = "" if math.isfinite(value) else "finite and "
             yield f"{name} is {value!r}; it must be {finite}{self.range()}.{percent}"
+
+    def _also(self) -> str:
+        """Return what is allowed besides the choices."""
+        if self.custom:
+            return CUSTOM
+        if any(bound is not None for bound in (self.gt, self.ge, self.lt, self.le)):
+            return f", or a number that is {self.range()}"
+        return ", or a list of names" if self.words else ""
 
     def allows(self, value: float) -> bool:
         """Return whether a number lies in the range."""

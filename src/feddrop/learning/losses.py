@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from feddrop.errors import ConfigError, named_object, not_one_of, shortened
+from feddrop.errors import CUSTOM, ConfigError, named_object, not_one_of, shortened
 from feddrop.learning.local import Loss, accuracy, binary_accuracy
 
 
@@ -49,7 +49,7 @@ def loss_named(name: str) -> Loss:
     if name in LOSSES:
         return LOSSES[name]
     if ":" not in name:
-        raise ConfigError(not_one_of("train.loss", name, LOSSES, or_custom=True))
+        raise ConfigError(not_one_of("train.loss", name, LOSSES, CUSTOM))
     found: Loss = named_object(name, "train.loss")
     return found
 
