@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from feddrop.allocation.feasible import diagnose, everyone
-from feddrop.allocation.multipliers import P1Problem
+from feddrop.allocation.kkt import P1Problem
 from feddrop.allocation.objectives import PAPER
 from feddrop.allocation.optimum import optimum
 from feddrop.allocation.power import PowerProblem

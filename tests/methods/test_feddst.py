@@ -27,8 +27,7 @@ from feddrop.methods.sparse import layer_sparsities
 from feddrop.models import lenet
 from feddrop.seeds import derive, permutation
 from feddrop.simulation.device import Device
-from feddrop.simulation.exchange import pull, push
-from feddrop.simulation.memory import Forgetful
+from feddrop.simulation.exchange import Forgetful, pull, push
 from feddrop.simulation.round import Intake, run_round
 from feddrop.simulation.run import Run, resume, run
 from feddrop.subnets import parameters

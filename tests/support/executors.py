@@ -14,7 +14,7 @@ from feddrop.learning.local import accuracy
 from feddrop.methods import build_method
 from feddrop.methods.method import Setup
 from feddrop.simulation.device import Samples, Task
-from feddrop.simulation.memory import Forgetful
+from feddrop.simulation.exchange import Forgetful
 from feddrop.simulation.round import Intake, run_round
 from feddrop.subnets import parameters
 

@@ -16,8 +16,7 @@ from feddrop.executors import Serial
 from feddrop.methods import build_method
 from feddrop.methods.method import Job, Method, Setup, Update
 from feddrop.simulation.device import Device, Samples, Task
-from feddrop.simulation.exchange import push
-from feddrop.simulation.memory import Forgetful
+from feddrop.simulation.exchange import Forgetful, push
 from feddrop.simulation.round import Intake, RoundResult, run_round
 from feddrop.subnets import parameters
 

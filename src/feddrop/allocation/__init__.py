@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from feddrop.allocation.baselines import Common, Equal, Fixed, Ideal, NoDropout, Random
 from feddrop.allocation.feasible import POLICIES, Shortfall, diagnose
-from feddrop.allocation.multipliers import Multipliers
+from feddrop.allocation.kkt import Multipliers
 from feddrop.allocation.objectives import OBJECTIVES, CustomCost, InverseKept, LinearKept, Objective, TabulatedCost
 from feddrop.allocation.optimum import Exact
 from feddrop.allocation.power import PowerProblem, SubbandPowerProblem

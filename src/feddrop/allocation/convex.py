@@ -32,7 +32,7 @@ import numpy as np
 from feddrop.allocation.objectives import Objective
 from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, Curves, FloatArray, part_of, total
 from feddrop.allocation.roots import BAND, narrow
-from feddrop.allocation.solution import Allocation, AnyProblem, Status, finish
+from feddrop.allocation.solution import Allocation, AnyProblem, finish
 
 _LEAST, _MOST = -690.0, 690.0  # range of the logarithms of prices that is searched
 _WIDTH = 2.0**-51
@@ -58,17 +58,7 @@ def solve(problem: AnyProblem, active: BoolArray, objective: Objective) -> Alloc
         share = share * np.where(used > 0, BAND / used, 1.0)  # unused band is split in proportion
         value, bound = total(market.costs(share)), total(market.costs(low) + price * low) - price
         gap = np.maximum(value - bound, 0.0) / np.maximum(np.abs(value), 1e-300)
-    return finish(
-        problem,
-        share=share,
-        active=active,
-        scheme="exact",
-        status=Status.OPTIMAL,
-        iterations=steps,
-        price=price,
-        phi=objective,
-        gap=gap,
-    )
+    return finish(problem, share=share, active=active, iterations=steps, price=price, phi=objective, gap=gap)
 
 
 class Market:
@@ -201,12 +191,10 @@ class _Block:
 
     def cost(self, share: FloatArray) -> FloatArray:
         """Return w φ(s) of every active device."""
-        z = self._z(np.where(self._active & (share > 0), share, 1.0))
+        sides = self._curves.sides(np.where(self._active & (share > 0), share, 1.0))
+        z = reduce(np.maximum, [side.z for side in sides])
         s = np.maximum(np.minimum(GUARD / z, 1.0), self._least)
         return np.where(self._active, self._weight * self._objective.value(s), 0.0)
-
-    def _z(self, share: FloatArray) -> FloatArray:
-        return reduce(np.maximum, [side.z for side in self._curves.sides(share)])
 
     def _log_worth(self, y: FloatArray) -> FloatArray:
         """Return log g at shares e^y."""

@@ -33,7 +33,7 @@ from feddrop.allocation.objectives import PAPER, InverseKept, Objective
 from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, part_of, positive, total
 from feddrop.allocation.response import BandDemand
 from feddrop.allocation.roots import BAND, Total, clear
-from feddrop.allocation.solution import Allocation, Status, finish
+from feddrop.allocation.solution import Allocation, finish
 
 _SIDE, _FILLED = 2.0**-44, 2.0**-46  # relative distance to both sides of a jump, and band that may be left
 MANY = 32  # with more blocks than this, which do not fit into the cache together, the search starts from a sample
@@ -109,16 +109,7 @@ def solve(problem: Problem, active: BoolArray, phi: Objective = PAPER) -> Alloca
             for curve, part in zip(curves, parts, strict=True):
                 np.copyto(part, curve.least * (BAND / least), where=tight)
                 np.copyto(part, curve.most() * (BAND / most), where=loose)
-    return finish(
-        problem,
-        share=share,
-        active=active,
-        scheme="exact",
-        status=Status.OPTIMAL,
-        iterations=passes,
-        price=price,
-        phi=phi,
-    )
+    return finish(problem, share=share, active=active, iterations=passes, price=price, phi=phi)
 
 
 def _bridge(curves: list[_Demand], parts: list[FloatArray], s: FloatArray, special: BoolArray) -> None:

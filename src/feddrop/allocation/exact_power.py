@@ -19,7 +19,7 @@ from feddrop.allocation.pace import TOLERANCE, Needs, hurry, needs, pace, reach
 from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import BLOCK, BoolArray, FloatArray, part_of, total
 from feddrop.allocation.roots import BAND, clear, root
-from feddrop.allocation.solution import Allocation, Status, finish
+from feddrop.allocation.solution import Allocation, finish
 
 _NOBODY = 1e-200  # replaces a weight of 0: the device demands its least share, and the weight can be divided by
 FREE = 1e60  # 1/sqrt(μ) above which the price counts as 0: only devices without weight would demand more band
@@ -166,16 +166,7 @@ def solve_safely(problem: PowerProblem, active: BoolArray) -> Allocation | None:
         share = np.where(loose, np.concatenate(most, axis=-1) * (BAND / enough), share)
         price = np.where(loose | (s > FREE), 0.0, 1.0 / (s * s))
     guess = np.concatenate([block.q for block in blocks], axis=-1)
-    return finish(
-        problem,
-        share=share,
-        active=active,
-        scheme="exact",
-        status=Status.OPTIMAL,
-        iterations=passes,
-        price=price,
-        guess=guess,
-    )
+    return finish(problem, share=share, active=active, iterations=passes, price=price, guess=guess)
 
 
 def _block(part: PowerProblem, active: BoolArray) -> _Block:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feddrop.allocation.exact import MANY, sum_of
-from feddrop.allocation.multipliers import P1Problem
+from feddrop.allocation.kkt import P1Problem
 from feddrop.allocation.objectives import InverseKept, Objective
 from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, Curves, FloatArray, Side, part_of, total
 from feddrop.allocation.roots import BAND

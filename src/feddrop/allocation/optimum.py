@@ -24,7 +24,7 @@ from feddrop.allocation.feasible import diagnose, everyone, settle
 from feddrop.allocation.objectives import PAPER, InverseKept, Objective
 from feddrop.allocation.power import PowerProblem, SubbandPowerProblem
 from feddrop.allocation.problem import BoolArray, Problem
-from feddrop.allocation.solution import Allocation, AnyProblem, Status, finish, objective
+from feddrop.allocation.solution import Allocation, AnyProblem, finish, objective
 from feddrop.errors import ConfigError, InfeasibleError, shortened
 
 _PROVEN, _SOUND = 1 << 16, 1e-6  # devices up to which, and residual up to which, a fast result is taken
@@ -91,15 +91,6 @@ def _attempt(problem: AnyProblem, active: BoolArray, phi: Objective) -> Allocati
         return replace(found, problem=problem, phi=phi, objective=objective(problem, found.rate, active, phi))
     if (fast := newton.solve(problem, active, phi, weight)) is None:
         return None
-    found = finish(
-        problem,
-        share=fast.share,
-        active=active,
-        scheme="exact",
-        status=Status.OPTIMAL,
-        iterations=fast.passes,
-        price=fast.price,
-        phi=phi,
-    )
+    found = finish(problem, share=fast.share, active=active, iterations=fast.passes, price=fast.price, phi=phi)
     # Newton's method knows its steps, not its error: prove the result while that costs little.
     return found if found.rate.size > _PROVEN or found.residual <= _SOUND else None

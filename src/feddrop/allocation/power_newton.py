@@ -26,7 +26,7 @@ from feddrop.allocation.pace import MARGIN, Needs, chosen, hurry, needs
 from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import BLOCK, BoolArray, FloatArray, part_of, total
 from feddrop.allocation.roots import BAND
-from feddrop.allocation.solution import Allocation, Status, finish
+from feddrop.allocation.solution import Allocation, finish
 
 _PASSES = 24
 _SETTLED = 2.0**-21  # length of the last step; the error after it is its square
@@ -160,8 +160,6 @@ def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
             problem,
             share=share * np.minimum(1.0, BAND / band),
             active=active,
-            scheme="exact",
-            status=Status.OPTIMAL,
             iterations=passes,
             price=np.exp(log_price),
             paces=(cpu_hz, tx_power_w),

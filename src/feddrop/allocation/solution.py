@@ -8,11 +8,10 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocation.multipliers import Multipliers, P1Problem, fit_multipliers, loads, with_rest
+from feddrop.allocation.kkt import Multipliers, P1Problem, fit_multipliers, fit_paced, limits_off, loads, with_rest
 from feddrop.allocation.objectives import PAPER, Objective
 from feddrop.allocation.pace import pace
 from feddrop.allocation.power import PowerProblem
-from feddrop.allocation.power_kkt import fit, limits_off
 from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, part_of, total
 from feddrop.allocation.subband import SubbandProblem
 from feddrop.config.display import html_table
@@ -163,7 +162,7 @@ class Allocation:
         problem = self.problem
         if not isinstance(problem, PowerProblem):
             return fit_multipliers(problem, self._share, self.price, self._weight)
-        lam, nu, clock, power = fit(problem, self._share, *self._chosen, self.price, self._weight)
+        lam, nu, clock, power = fit_paced(problem, self._share, *self._chosen, self.price, self._weight)
         return with_rest(self._weight, self.price, lam, nu, clock=clock, power=power)
 
     @property
@@ -173,8 +172,34 @@ class Allocation:
         Of an exact allocation, the largest relative violation of the KKT conditions. Of one by :class:`PrimalDual`,
         whose multipliers are as inexact as its shares, the relative duality gap or the violation of the constraints,
         whichever is larger. Of schemes without a price, the violation of the constraints.
+
+        C1 and C2 are relative to the deadline and the budget, stationarity in z and complementary slackness to the
+        device's multipliers, stationarity in the share to the price.
         """
-        return kkt_residual(self)
+        p, active, share = self.costs, self.active, self._share
+        keep = 1.0 - np.where(active, self.rate, 0.0)
+        deadline, energy = loads(p, share)
+        room_d, room_e = 1.0 - keep * deadline, 1.0 - keep * energy
+        room_band = 1.0 - total(self.share)
+        worst = [-room_d[active], -room_e[active], -room_band]
+        worst += [(self.rate - p.max_rate)[active], -self.rate[active]]
+        if self.status in (Status.CONVERGED, Status.UNCONVERGED) and self.gap is not None:
+            worst += [self.gap]
+        elif (m := self.multipliers) is not None:
+            weight = self._weight
+            fall_d, fall_e = (side.fall / share for side in p.curves().sides(share))
+            size = np.maximum(weight + m.cap, np.finfo(float).tiny)
+            z, top = 1.0 / keep, 1.0 / (1.0 - p.max_rate)
+            slack = m.deadline * room_d + m.energy * room_e + m.floor * (z - 1.0) + m.cap * (1.0 - z / top)
+            still_z = weight - m.deadline - m.energy - m.floor + m.cap
+            still_share = m.deadline * fall_d + m.energy * fall_e - m.band
+            worst += [np.abs(slack / size)[active], np.abs(still_z / size)[active]]
+            if isinstance(self.problem, PowerProblem) and m.clock is not None and m.power is not None:
+                worst += [(limits_off(self.problem, *self._chosen, m.clock, m.power) / size)[active]]
+            worst += [np.abs(still_share / np.maximum(m.band, np.finfo(float).tiny))[active]]
+            whole = np.abs(np.reshape(self.objective, (-1, 1)))  # 0 if only devices without samples are left
+            worst += [np.abs(m.band * room_band) / np.where(whole > 0, whole, 1.0)]
+        return float(max(0.0, *(np.max(part, initial=0.0) for part in worst)))
 
     @property
     def _weight(self) -> FloatArray:
@@ -208,8 +233,8 @@ def finish(
     *,
     share: FloatArray,
     active: BoolArray,
-    scheme: str,
-    status: Status,
+    scheme: str = "exact",
+    status: Status = Status.OPTIMAL,
     iterations: int = 1,
     price: FloatArray | None = None,
     history: FloatArray | None = None,
@@ -218,7 +243,7 @@ def finish(
     phi: Objective = PAPER,
     gap: FloatArray | None = None,
 ) -> Allocation:
-    """Give every active device the lowest rate that its share allows, and return the allocation.
+    """Give every active device the lowest rate that its share allows; return the allocation, by default the optimum.
 
     For a :class:`PowerProblem`, each device gets the clock and power of its lowest rate: those in ``paces`` if they are
     known; otherwise the search for them starts at ``guess``. ``phi`` is the objective.
@@ -314,39 +339,3 @@ def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray, phi: Obj
         whole = np.add.reduce(weight, axis=-1)
         value = np.add.reduce(weight / np.where(active, keep, 1.0), axis=-1) / np.where(whole > 0, whole, 1.0)
     return float(value) if value.ndim == 0 else value
-
-
-def kkt_residual(allocation: Allocation) -> float:
-    """Return the largest relative violation of the KKT conditions; without a price, of the constraints only.
-
-    If the scheme is inexact by design and knows its duality gap, that replaces stationarity and slackness.
-
-    C1 and C2 are relative to the deadline and the budget, stationarity in z and complementary slackness to the
-    device's multipliers, stationarity in the share to the price.
-    """
-    p, active, share = allocation.costs, allocation.active, allocation._share
-    keep = 1.0 - np.where(active, allocation.rate, 0.0)
-    deadline, energy = loads(p, share)
-    room_d, room_e = 1.0 - keep * deadline, 1.0 - keep * energy
-    room_band = 1.0 - total(allocation.share)
-    worst = [-room_d[active], -room_e[active], -room_band]
-    worst += [(allocation.rate - p.max_rate)[active], -allocation.rate[active]]
-    if allocation.status in (Status.CONVERGED, Status.UNCONVERGED) and allocation.gap is not None:
-        worst += [allocation.gap]
-    elif (m := allocation.multipliers) is not None:
-        weight = allocation._weight
-        fall_d, fall_e = (side.fall / share for side in p.curves().sides(share))
-        size = np.maximum(weight + m.cap, np.finfo(float).tiny)
-        z, top = 1.0 / keep, 1.0 / (1.0 - p.max_rate)
-        slack = m.deadline * room_d + m.energy * room_e + m.floor * (z - 1.0) + m.cap * (1.0 - z / top)
-        still_z = weight - m.deadline - m.energy - m.floor + m.cap
-        still_share = m.deadline * fall_d + m.energy * fall_e - m.band
-        worst += [np.abs(slack / size)[active], np.abs(still_z / size)[active]]
-        if isinstance(allocation.problem, PowerProblem) and m.clock is not None and m.power is not None:
-            worst += [(limits_off(allocation.problem, *allocation._chosen, m.clock, m.power) / size)[active]]
-        worst += [np.abs(still_share / np.maximum(m.band, np.finfo(float).tiny))[active]]
-        whole = np.reshape(
-            np.abs(np.asarray(allocation.objective)), (-1, 1)
-        )  # 0 if only devices without samples are left
-        worst += [np.abs(m.band * room_band) / np.where(whole > 0, whole, 1.0)]
-    return float(max(0.0, *(np.max(part, initial=0.0) for part in worst)))

@@ -16,23 +16,14 @@ _WIDTH = 100
 
 
 class Entry(NamedTuple):
-    """A setting, as ``feddrop config KEY`` shows it.
+    """A setting, as ``feddrop config KEY`` shows it."""
 
-    Attributes:
-        key: its dotted key.
-        default: its default in TOML; empty if it has none.
-        meaning: what it does.
-        allowed: its values, with their unit.
-        needs: the settings under which it has an effect; empty for all.
-        method: the learning method that has it; empty if all have.
-    """
-
-    key: str
-    default: str
-    meaning: str
-    allowed: str
-    needs: str
-    method: str
+    key: str  # its dotted key
+    default: str  # its default in TOML; empty if it has none
+    meaning: str  # what it does
+    allowed: str  # its values, with their unit
+    needs: str  # the settings under which it has an effect; empty for all
+    method: str  # the learning method that has it; empty if all have
 
     def text(self) -> str:
         """Return the entry as lines."""

@@ -76,7 +76,8 @@ class Limits:
             if allowed and value not in allowed and not (self.custom and ":" in value):
                 yield not_one_of(name, value, allowed, self._also())
         elif isinstance(value, int | float) and not isinstance(value, bool) and not self.allows(value):
-            percent = f" For {value:g} %, write {value / 100:g}." if self._is_share() and 2 <= value <= 100 else ""
+            share = 1 in (self.lt, self.le)  # then a larger number was probably meant in percent
+            percent = f" For {value:g} %, write {value / 100:g}." if share and 2 <= value <= 100 else ""
             finite = "" if math.isfinite(value) else "finite and "
             yield f"{name} is {value!r}; it must be {finite}{self.range()}.{percent}"
 
@@ -97,10 +98,6 @@ class Limits:
             and (self.lt is None or value < self.lt)
             and (self.le is None or value <= self.le)
         )
-
-    def _is_share(self) -> bool:
-        """Return whether the largest value is 1, so that a larger one was probably meant in percent."""
-        return 1 in (self.lt, self.le)
 
     def range(self) -> str:
         """Return the range in words."""

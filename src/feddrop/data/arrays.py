@@ -66,18 +66,15 @@ def from_arrays(
         loss: ``"cross_entropy"`` or ``"mse"``; by default the one for this type of target.
         vocabulary: number of distinct tokens; by default the largest token plus one.
         owners: natural owner of each training sample, numbers or names ``[N]``, for ``partition = "owner"``.
-        channels: layout of images with four dimensions: channels ``"first"`` or ``"last"``; ``"auto"`` goes by the
-            shape.
+        channels: where images have their channels: ``"first"`` or ``"last"``; ``"auto"`` goes by the shape.
     """
     train, test = _inputs("x", x, warn=normalise), _inputs("test_x", test_x, warn=normalise)
     last = [channels_come_last(f"x[{n}]" if isinstance(x, tuple) else "x", a, channels) for n, a in enumerate(train)]
     targets, test_targets = _targets("y", y, len(train[0])), _targets("test_y", test_y, len(test[0]))
     _raise_first(_disagreements(train, test, targets, test_targets, class_names, vocabulary))
-    if class_names is None:
-        for mistake in _likely_mistakes(targets, test_targets, loss):
-            warnings.warn(mistake, FeddropWarning, stacklevel=2)
-    if vocabulary is None:
-        vocabulary = max((int(a.max()) + 1 for a in (*train, *test) if is_tokens(a)), default=0)
+    for mistake in _likely_mistakes(targets, test_targets, loss) if class_names is None else ():
+        warnings.warn(mistake, FeddropWarning, stacklevel=2)
+    largest = max((int(a.max()) for a in (*train, *test) if is_tokens(a)), default=-1)
     several = isinstance(x, tuple)
     return assemble(
         name,
@@ -87,7 +84,7 @@ def from_arrays(
         channels_last=last,
         normalise=normalise,
         loss=loss or ("mse" if targets.dtype.kind == "f" else "cross_entropy"),
-        vocabulary=vocabulary,
+        vocabulary=largest + 1 if vocabulary is None else vocabulary,
         owners=None if owners is None else _numbered_owners(owners, len(targets)),
     )
 

@@ -15,12 +15,7 @@ MOST = 4  # at the same time
 
 
 class Jobs:
-    """The processes of one explorer.
-
-    Args:
-        root: the folder of new runs.
-        allowed: whether runs may be started, stopped and resumed.
-    """
+    """The processes of one explorer, if it is ``allowed`` to start, stop and resume runs; new ones go below a root."""
 
     def __init__(self, root: Path, *, allowed: bool) -> None:
         self.root, self.allowed = root, allowed

@@ -25,11 +25,7 @@ _LARGEST = 16 * 2**20  # bytes of a file
 
 
 class Paper:
-    """The claims and stored runs of one folder.
-
-    Args:
-        folder: the folder; None for that of a clone in the current folder, if there is one.
-    """
+    """The claims and stored runs of a folder; None for that of a clone in the current folder, if there is one."""
 
     def __init__(self, folder: Path | None) -> None:
         if folder is not None and not (folder / CLAIMS).is_file():

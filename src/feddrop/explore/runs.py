@@ -43,11 +43,7 @@ def _summed(run: RunLog, key: str) -> Floats:
 
 
 class Runs:
-    """The run folders below a root.
-
-    Args:
-        root: the folder; symbolic links out of it are not followed.
-    """
+    """The run folders below a root; symbolic links out of it are not followed."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).resolve()

@@ -43,15 +43,9 @@ class RefusedError(Exception):
 
 
 class Explorer(ThreadingHTTPServer):
-    """The server.
+    """The server; clients must present the ``token``, unless it is empty.
 
-    Args:
-        root: folder of the runs.
-        host: address to listen on.
-        port: port to listen on; 0 for any free one.
-        token: what clients must present; empty if nothing.
-        allow_run: whether runs may be started.
-        paper: folder of the paper's results; None for that of a clone in the current folder.
+    :func:`feddrop.explore.open_explorer` describes the other arguments.
     """
 
     daemon_threads = True

@@ -6,30 +6,18 @@ from typing import Any, NamedTuple
 
 
 class Slider(NamedTuple):
-    """A setting that can be moved.
+    """A setting that can be moved."""
 
-    Attributes:
-        key: its dotted key in a state, such as ``"radio.deadline_s"``.
-        label: its name.
-        low: the smallest value, in ``unit``.
-        high: the largest value, in ``unit``.
-        unit: what is shown behind the number.
-        scale: size of the unit; a state holds the number times the scale.
-        log: whether equal steps are equal ratios.
-        whole: whether the value is an integer.
-        off: the label of "no limit", if the setting may have none.
-        when: ``"gains"`` if it needs path losses, ``"places"`` if it needs a propagation model; empty for always.
-    """
-
-    key: str
-    label: str
-    low: float
-    high: float
-    unit: str = ""
-    scale: float = 1.0
-    log: bool = False
-    whole: bool = False
-    off: str = ""
+    key: str  # its dotted key in a state, such as ``"radio.deadline_s"``
+    label: str  # its name
+    low: float  # the smallest value, in ``unit``
+    high: float  # the largest value, in ``unit``
+    unit: str = ""  # what is shown behind the number
+    scale: float = 1.0  # size of the unit; a state holds the number times the scale
+    log: bool = False  # whether equal steps are equal ratios
+    whole: bool = False  # whether the value is an integer
+    off: str = ""  # the label of "no limit", if the setting may have none
+    # ``"gains"`` if it needs path losses, ``"places"`` if it needs a propagation model; empty for always
     when: str = ""
 
 

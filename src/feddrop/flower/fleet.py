@@ -33,21 +33,13 @@ _BOUND = "device-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetNode:
-    """A node that introduced itself.
+    """A node that introduced itself."""
 
-    Attributes:
-        node_id: Flower's number.
-        introduction: how it described itself.
-        round_trip_s: seconds that an empty message takes.
-        key: fingerprint of its public key; empty if the grid does not know it.
-        registered_as: the name that its key was registered by, such as ``"device-3"``.
-    """
-
-    node_id: int
-    introduction: Introduction
-    round_trip_s: float
-    key: str = ""
-    registered_as: str = ""
+    node_id: int  # Flower's number
+    introduction: Introduction  # how it described itself
+    round_trip_s: float  # seconds that an empty message takes
+    key: str = ""  # fingerprint of its public key; empty if the grid does not know it
+    registered_as: str = ""  # the name that its key was registered by, such as ``"device-3"``
 
 
 class Fleet:

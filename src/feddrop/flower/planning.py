@@ -64,21 +64,13 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSpeeds:
-    """Measurements of one device in one round.
+    """Measurements of one device in one round."""
 
-    Attributes:
-        round: number of the round.
-        size: bytes down and up.
-        link_s: seconds from sending to receiving, without computation.
-        flops: FLOPs computed; 0 if unknown because the reply was late.
-        compute_s: seconds of computation.
-    """
-
-    round: int
-    size: float
-    link_s: float
-    flops: float = 0.0
-    compute_s: float = 0.0
+    round: int  # number of the round
+    size: float  # bytes down and up
+    link_s: float  # seconds from sending to receiving, without computation
+    flops: float = 0.0  # FLOPs computed; 0 if unknown because the reply was late
+    compute_s: float = 0.0  # seconds of computation
 
     def __post_init__(self) -> None:
         if not all(0 <= value < math.inf for value in astuple(self)):

@@ -115,19 +115,9 @@ def train(
 ) -> Run:
     """Train on the nodes of a grid and write the report. An unfinished run in the folder is resumed.
 
-    Args:
-        grid: Flower's, or an object with the same methods.
-        settings: the app's configuration; see :class:`feddrop.flower.FleetConfig`.
-        model: a custom network; this and the other objects are as :func:`feddrop.run` takes them.
-        dataset: custom data: an example and the server's test set.
-        method: a custom method.
-        loss: a custom loss.
-        metrics: custom metrics by name.
-        gains: measured gains of the cell.
-        scheme: a custom scheme.
-        channel: a custom channel.
-        outcome: a custom outcome.
-        callbacks: objects called after every round.
+    The ``grid`` is Flower's, or an object with the same methods. The ``settings`` are the app's configuration, see
+    :class:`feddrop.flower.FleetConfig`. A custom ``dataset`` holds an example and the server's test set. The other
+    arguments are those of :func:`feddrop.run`.
     """
     given = {name: one for name, one in locals().items() if name not in ("grid", "settings")}
     config, nodes = read_settings(settings)

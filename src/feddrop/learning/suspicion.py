@@ -59,19 +59,12 @@ class _Window(NamedTuple):
 
 @dataclass
 class Seen:
-    """What is kept of the updates of a round.
+    """What is kept of the updates of a round."""
 
-    Attributes:
-        seed: the run's root seed.
-        round: the round.
-        sizes: root mean square of every update, by device.
-        samples: claimed samples, by device.
-    """
-
-    seed: int
-    round: int
-    sizes: dict[int, float] = field(default_factory=dict)
-    samples: dict[int, int] = field(default_factory=dict)
+    seed: int  # the run's root seed
+    round: int  # the round
+    sizes: dict[int, float] = field(default_factory=dict)  # root mean square of every update, by device
+    samples: dict[int, int] = field(default_factory=dict)  # claimed samples, by device
     _sketches: list[Sketch] = field(default_factory=list)
     _shares: list[float] = field(default_factory=list)
     _windows: dict[str, _Window] = field(default_factory=dict)

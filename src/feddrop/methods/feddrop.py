@@ -18,16 +18,7 @@ from feddrop.subnets.piece import Piece, Subnet, gather
 
 
 def build_feddrop(setup: Setup, config: FedDrop) -> Method:
-    """Build federated dropout.
-
-    Example:
-        >>> from torch import nn, zeros
-        >>> import feddrop
-        >>> setup = feddrop.Setup(model=nn.Linear(8, 4), example=zeros(1, 8), rounds=3)
-        >>> method = feddrop.build_method(feddrop.FedDrop(), setup)
-        >>> {name: piece.size for name, piece in method.cut(feddrop.Job(round=1, device=0, seed=7, rate=0.5)).items()}
-        {'weight': 16, 'bias': 4}
-    """
+    """Build federated dropout."""
     blueprint = setup.blueprint()
     draws = draw_for(blueprint, config)
     network_for = shrinker(setup.model, blueprint) if config.level == "unit" else lambda _: setup.model

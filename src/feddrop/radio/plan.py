@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from feddrop.allocation import Allocation, AnyProblem, PowerProblem, Status
 from feddrop.allocation.feasible import everyone, settle
-from feddrop.allocation.multipliers import P1Problem
+from feddrop.allocation.kkt import P1Problem
 from feddrop.allocation.problem import FloatArray
 from feddrop.allocation.solution import finish, objective
 from feddrop.errors import ConfigError, FeddropError, RunError, clean, shortened
@@ -222,25 +222,15 @@ def arrays(state: Any, what: str) -> dict[str, npt.NDArray[Any]]:
 
 @dataclass(frozen=True, slots=True)
 class FunctionScheme:
-    """A scheme function as an allocation scheme, to :func:`feddrop.allocate` one round without a run.
+    """A scheme function as an allocation scheme, to :func:`feddrop.allocate` one round without a run."""
 
-    Attributes:
-        function: the scheme.
-        name: its name.
-        cell: the cell.
-        channels: conditions of the round.
-        costs: figures of the full network, as :meth:`feddrop.Cell.problem` takes them.
-        round: number of the round.
-        seed: for random choices.
-    """
-
-    function: SchemeFunction
-    name: str
-    cell: Cell
-    channels: Channels
-    costs: Mapping[str, Any]
-    round: int = 1
-    seed: int = 0
+    function: SchemeFunction  # the scheme
+    name: str  # its name
+    cell: Cell  # the cell
+    channels: Channels  # conditions of the round
+    costs: Mapping[str, Any]  # figures of the full network, as :meth:`feddrop.Cell.problem` takes them
+    round: int = 1  # number of the round
+    seed: int = 0  # for random choices
 
     def solve(self, problem: AnyProblem, policy: str = "error") -> Allocation:
         """Plan one round; see :meth:`feddrop.allocation.scheme.Scheme.solve`."""

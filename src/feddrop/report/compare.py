@@ -33,42 +33,26 @@ from feddrop.report.measures import (
     summarised,
     target_text,
 )
-from feddrop.report.quantities import UNKNOWN, how_many
+from feddrop.report.quantities import RESOURCES, UNKNOWN, how_many
 from feddrop.report.radio import CHARGED
 from feddrop.report.runlog import RunLog
 from feddrop.report.tables import setting_text
 
 MOST_COLUMNS = 8
 """Measures of one table; with more, a second table shows what runs spent by their end."""
-TITLES: dict[Against, str] = {
-    "round": "by round",
-    "bytes": "by traffic",
-    "time": "by simulated time",
-    "energy": "by energy",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standings:
-    """Groups of runs and what was measured on them.
+    """Groups of runs and what was measured on them."""
 
-    Attributes:
-        groups: one per experiment.
-        score: what they are compared by.
-        judged: the measures that are compared with the reference.
-        others: further measures.
-        rows: one per group and measure.
-        lead: how the numbers were read, in one or two sentences.
-        reference: the group that all others are compared with; None for no comparison.
-    """
-
-    groups: Sequence[Group]
-    score: Score
-    judged: Sequence[Measure]
-    others: Sequence[Measure]
-    rows: Sequence[Row]
-    lead: str
-    reference: Group | None = None
+    groups: Sequence[Group]  # one per experiment
+    score: Score  # what they are compared by
+    judged: Sequence[Measure]  # the measures that are compared with the reference
+    others: Sequence[Measure]  # further measures
+    rows: Sequence[Row]  # one per group and measure
+    lead: str  # how the numbers were read, in one or two sentences
+    reference: Group | None = None  # the group that all others are compared with; None for no comparison
 
     @property
     def runs(self) -> list[RunLog]:
@@ -190,8 +174,8 @@ def _figures(found: Standings) -> list[Html]:
     kinds = (("accuracy", "Accuracy", accuracy_figure), ("loss", "Test loss", loss_figure))
     there = [kind for kind in kinds if any(np.isfinite(run.by_round[f"test_{kind[0]}"]).any() for run in runs)]
     figures = [
-        figure_panel(f"{name}-{way}", f"{title} {TITLES[way]}", "", partial(draw, groups, against=way))
-        for way in ways_of(runs)
+        figure_panel(f"{name}-{way}", f"{title} by {axis}", "", partial(draw, groups, against=way))
+        for way, axis in ((way, RESOURCES[SPENT[way]].axis) for way in ways_of(runs))
         for name, title, draw in there
     ]
     shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]

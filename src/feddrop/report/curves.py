@@ -14,7 +14,7 @@ import numpy as np
 from feddrop.errors import ConfigError, clean, one_of
 from feddrop.report import journal, style
 from feddrop.report.groups import Group, one_group_per_run
-from feddrop.report.quantities import SCALES, in_digits
+from feddrop.report.quantities import RESOURCES, in_digits
 from feddrop.report.runlog import Floats, RunLog
 
 if TYPE_CHECKING:
@@ -150,10 +150,10 @@ def _scale(groups: Sequence[Group], against: Against) -> tuple[float, str]:
     if resource == "rounds":
         return 1.0, "round"
     runs = [run for group in groups for run in group.runs]
-    what = {"bytes": "traffic", "seconds": "simulated time", "joules": "energy"}[resource]
+    what = RESOURCES[resource].axis
     if missing := [run.name for run in runs if not np.isfinite(run.spent(resource)).any()]:
         raise ConfigError(f"run {missing[0]!r} has no {what} to draw against; that needs a radio section.")
-    scale, unit = SCALES[resource](max(float(run.spent(resource)[-1]) for run in runs))
+    scale, unit = RESOURCES[resource].scale(max(float(run.spent(resource)[-1]) for run in runs))
     return scale, f"{what}, {unit}"
 
 

@@ -18,14 +18,10 @@ from feddrop.comparison.differences import Differences, matched, spent_differenc
 from feddrop.comparison.identity import complete_settings
 from feddrop.comparison.reached import Spent, first_reached
 from feddrop.comparison.verdicts import Comparison, judge, outcome
-from feddrop.config.compare import RESOURCES
 from feddrop.report import quantities
 from feddrop.report.groups import Group
-from feddrop.report.quantities import SCALES, Scale, in_digits
+from feddrop.report.quantities import RESOURCES, Scale, in_digits
 from feddrop.report.runlog import RunLog
-
-TITLES = {"rounds": "rounds", "bytes": "traffic", "seconds": "time", "joules": "energy"}
-_UNITS = {"rounds": "rounds", "bytes": "B", "seconds": "s", "joules": "J"}
 
 
 def _percent(_: float) -> Scale:
@@ -34,27 +30,16 @@ def _percent(_: float) -> Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """A number per run.
+    """A number per run."""
 
-    Attributes:
-        name: heading of its column.
-        read: computes it from a run; infinite with a bound if a target was never reached.
-        scale: the unit to show values up to a size in.
-        unit: the unit of the numbers themselves.
-        better: 1 if higher is better, -1 if lower is; 0 for a number that is not judged.
-        step: the amount to which it is known on a run, or None for a measurement.
-        digits: decimal places to show; three significant digits if None.
-        spread: whether to show the deviation.
-    """
-
-    name: str
-    read: Callable[[RunLog], Spent]
-    scale: Callable[[float], Scale] = quantities.bare
-    unit: str = ""
-    better: int = 0
-    step: Callable[[RunLog], float] | None = None
-    digits: int | None = None
-    spread: bool = True
+    name: str  # heading of its column
+    read: Callable[[RunLog], Spent]  # computes it from a run; infinite with a bound if a target was never reached
+    scale: Callable[[float], Scale] = quantities.bare  # the unit to show values up to a size in
+    unit: str = ""  # the unit of the numbers themselves
+    better: int = 0  # 1 if higher is better, -1 if lower is; 0 for a number that is not judged
+    step: Callable[[RunLog], float] | None = None  # the amount to which it is known on a run, or None for a measurement
+    digits: int | None = None  # decimal places to show; three significant digits if None
+    spread: bool = True  # whether to show the deviation
 
     def write(self, mean: float, spread: float = np.nan, sign: str = "", scale: Scale | None = None) -> str:
         """Write a mean and its spread in a common unit: ``12.3 ± 0.4 MB``."""
@@ -181,10 +166,10 @@ def costs_to(runs: Sequence[RunLog], target: float, name: str) -> Iterator[Measu
     score = score_of(runs)
     for resource in resources_of(runs):
         yield Measure(
-            name=f"{TITLES[resource]} to {name}",
+            name=f"{RESOURCES[resource].title} to {name}",
             read=partial(score.until, resource=resource, target=target),
-            scale=SCALES[resource],
-            unit=_UNITS[resource],
+            scale=RESOURCES[resource].scale,
+            unit=RESOURCES[resource].unit,
             better=-1,
             step=partial(_step, resource=resource),
         )
@@ -195,12 +180,15 @@ def spendings(runs: Sequence[RunLog]) -> Iterator[Measure]:
     made = partial(Measure, spread=False)
     yield made(name="rounds", read=lambda run: _exactly(len(run.rounds)), unit="rounds")
     yield made(name="mean γ", read=lambda run: _exactly(run.mean_rate))
-    yield made(name="traffic", read=lambda run: _exactly(float(run.traffic.sum())), scale=SCALES["bytes"], unit="B")
+    yield made(
+        name="traffic", read=lambda run: _exactly(float(run.traffic.sum())), scale=quantities.byte_scale, unit="B"
+    )
     yield made(name="saved", read=lambda run: _exactly(run.saving), scale=_percent, digits=1)
     for resource in ("seconds", "joules"):
         if any(np.isfinite(run.spent(resource)).any() for run in runs):
             read = partial(_at_end, resource=resource)
-            yield made(name=TITLES[resource], read=read, scale=SCALES[resource], unit=_UNITS[resource])
+            unit, scale, title, _ = RESOURCES[resource]
+            yield made(name=title, read=read, scale=scale, unit=unit)
     if any(run.virtual for run in runs) and not any(run.sampled for run in runs):
         yield made(name="answers per round", read=lambda run: _mean(run.answered.sum(axis=1)))
         yield made(name="answers of the rarest device", read=_rarest, scale=_percent, digits=1)
@@ -234,7 +222,7 @@ def amount_text(resource: str, amount: float) -> str:
     """Write an amount of a resource."""
     if resource == "rounds":
         return quantities.how_many(int(amount), "round")
-    scale, unit = SCALES[resource](amount)
+    scale, unit = RESOURCES[resource].scale(amount)
     return f"{amount / scale:.3g} {unit}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 Scale = tuple[float, str]  # a divisor, and the unit of the quotient
 UNKNOWN = "–"  # shown instead of an unknown number
@@ -57,13 +58,22 @@ def bare(_: float) -> Scale:
     return 1.0, ""
 
 
-SCALES: dict[str, Callable[[float], Scale]] = {
-    "rounds": bare,
-    "bytes": byte_scale,
-    "seconds": second_scale,
-    "joules": joule_scale,
+class Resource(NamedTuple):
+    """What a run spends: its unit, the unit for values up to a size, and its name in a table and along an axis."""
+
+    unit: str
+    scale: Callable[[float], Scale]
+    title: str
+    axis: str
+
+
+RESOURCES = {
+    "rounds": Resource("rounds", bare, "rounds", "round"),
+    "bytes": Resource("B", byte_scale, "traffic", "traffic"),
+    "seconds": Resource("s", second_scale, "time", "simulated time"),
+    "joules": Resource("J", joule_scale, "energy", "energy"),
 }
-"""The unit of each resource that a run spends."""
+
 
 in_bytes = partial(_write, byte_scale)  # 12.3 MB
 in_seconds = partial(_write, second_scale)  # 1.20 s, 12.5 min

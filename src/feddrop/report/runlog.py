@@ -42,11 +42,8 @@ FULL_VALUE_BYTES = 4  # full models are counted as float32
 class Words:
     """An array of words from a small vocabulary, as their places in it: one byte each, where strings take up to 60.
 
-    It is indexed and compared with a word as a NumPy array of strings; ``np.asarray`` returns that array.
-
-    Args:
-        codes: place of each word in the vocabulary, ``[R, K]``.
-        known: the vocabulary; its first word is empty, for an absent device.
+    It is indexed and compared with a word as a NumPy array of strings; ``np.asarray`` returns that array. The first
+    word of the vocabulary ``known`` is empty, for an absent device.
     """
 
     __slots__ = ("_codes", "_known")

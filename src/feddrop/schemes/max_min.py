@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from feddrop.allocation.multipliers import loads
+from feddrop.allocation.kkt import loads
 from feddrop.allocation.problem import FloatArray
 from feddrop.radio.plan import Plan, SeenRound
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from feddrop.allocation import allocate
-from feddrop.allocation.multipliers import loads
+from feddrop.allocation.kkt import loads
 from feddrop.allocation.problem import FloatArray
 from feddrop.errors import InfeasibleError
 from feddrop.radio.plan import Plan, SeenRound

@@ -28,13 +28,7 @@ class Span(NamedTuple):
 
 
 class Availability:
-    """When each device is online; a function of the seed and the configuration alone, so nothing of it is saved.
-
-    Args:
-        config: the clock's settings.
-        devices: number of devices.
-        seed: the run's root seed.
-    """
+    """When each device is online; a function of the seed and the configuration alone, so nothing of it is saved."""
 
     def __init__(self, config: Clock, devices: int, seed: int) -> None:
         self._config, self._seed = config, seed

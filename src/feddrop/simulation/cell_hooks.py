@@ -24,17 +24,11 @@ ObjectiveOf = Callable[[Params], Objective]
 
 @dataclass(frozen=True)
 class CellHooks:
-    """The functions that a cell calls in every round. Custom objects take precedence over names in the section.
+    """The functions that a cell calls in every round. Custom objects take precedence over names in the section."""
 
-    Attributes:
-        radio: the section.
-        custom: the user's objects.
-        importance: computes V(s) from a network, for the objective ``"importance"``.
-    """
-
-    radio: Radio
-    custom: CustomObjects
-    importance: ObjectiveOf | None = None
+    radio: Radio  # the section
+    custom: CustomObjects  # the user's objects
+    importance: ObjectiveOf | None = None  # computes V(s) from a network, for the objective ``"importance"``
 
     @cached_property
     def scheme(self) -> SchemeFunction | Scheme | None:

@@ -57,15 +57,9 @@ def link_for(config: Clock, noise: str) -> Callable[[], SharedBand]:
 
 
 class VirtualClock:
-    """The clock of a run: the events in the cell, and who is idle.
+    """The clock of a run: the events in the cell, whose links ``link`` creates, and who is idle.
 
-    Args:
-        config: the settings.
-        devices: number of devices.
-        seed: the run's root seed.
-        link: creates a link.
-        window_s: length of a window.
-        least: smallest number of answers per step.
+    A step takes at least ``least`` answers, and those of ``window_s`` seconds if the clock has windows.
     """
 
     def __init__(

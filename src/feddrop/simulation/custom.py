@@ -13,7 +13,7 @@ import tomli_w
 from torch import nn
 
 from feddrop.allocation import Scheme
-from feddrop.config import CustomMethod, MethodSettings, Radio, RunConfig, SuppliedMethod
+from feddrop.config import CustomMethod, Radio, RunConfig, SuppliedMethod
 from feddrop.config.conversion import to_table
 from feddrop.config.parsing import is_under
 from feddrop.config.radio import CUSTOM
@@ -98,12 +98,8 @@ class CustomObjects:
 def with_custom_names(config: RunConfig, custom: CustomObjects, before: RunConfig | None = None) -> RunConfig:
     """Return a configuration that names the user's method, scheme, channel and outcome, not those that they replace.
 
-    Log which changed settings they leave without effect, unless the run is resumed.
-
-    Args:
-        config: the configuration.
-        custom: the user's objects.
-        before: the configuration at the start, if the run is resumed: it has the names.
+    If the run is resumed, ``before`` is its configuration at the start, which has the names. Otherwise, log which
+    changed settings the objects leave without effect.
     """
     for line in custom.notices(config, named=True) if before is None else ():
         log.warning(line)
@@ -121,22 +117,17 @@ def with_custom_names(config: RunConfig, custom: CustomObjects, before: RunConfi
 
 
 def with_method(config: RunConfig, method: MethodFactory | None, before: RunConfig | None = None) -> RunConfig:
-    """Return a configuration that names a custom method, not the one that it replaces.
+    """Return a configuration that names a custom method, if there is one, not the method that it replaces.
 
-    Args:
-        config: the configuration.
-        method: the custom method; None for the configured one.
-        before: the configuration at the start, if the run is resumed: it names the method.
+    If the run is resumed, ``before`` is its configuration at the start, which names the method.
     """
     if method is None:
         return config
-    return replace(config, method=before.method if before is not None else _method_settings(method))
-
-
-def _method_settings(method: MethodFactory) -> MethodSettings:
-    """Return ``"module:factory"`` and its arguments if they can be written and imported, else ``"custom"``."""
+    if before is not None:
+        return replace(config, method=before.method)
     name, settings = _name_of(method, "method")
-    return CustomMethod(factory=name, settings=settings) if name else SuppliedMethod(factory=qualified_name(method))
+    custom = CustomMethod(factory=name, settings=settings) if name else SuppliedMethod(factory=qualified_name(method))
+    return replace(config, method=custom)
 
 
 def _name_of(given: Any, what: str) -> tuple[str, dict[str, Any]]:

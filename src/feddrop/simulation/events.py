@@ -27,37 +27,21 @@ class Event(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Transit:
-    """A job under way, or what it took once it ended. Durations are those so far.
+    """A job under way, or what it took once it ended. Durations are those so far."""
 
-    Attributes:
-        device: device number.
-        serial: number of the job, from 1, in the order of starts.
-        start_s: when the download started.
-        until_s: when the device goes offline; infinity if never.
-        phase: what it is doing: ``"download"``, ``"compute"``, ``"ready"`` to upload, or ``"upload"``.
-        since_s: when that began.
-        push_s: seconds of the download.
-        compute_s: seconds of the computation.
-        pull_s: seconds of the upload.
-        push_share: the part of the download that is done.
-        pull_share: the part of the upload that is done.
-        work_s: seconds that the computation takes.
-        transfer_s: full-band seconds of the current transfer.
-    """
-
-    device: int
-    serial: int
-    start_s: float
-    until_s: float
-    phase: str
-    since_s: float
-    push_s: float = 0.0
-    compute_s: float = 0.0
-    pull_s: float = 0.0
-    push_share: float = 0.0
-    pull_share: float = 0.0
-    work_s: float = 0.0
-    transfer_s: float = 0.0
+    device: int  # device number
+    serial: int  # number of the job, from 1, in the order of starts
+    start_s: float  # when the download started
+    until_s: float  # when the device goes offline; infinity if never
+    phase: str  # what it is doing: ``"download"``, ``"compute"``, ``"ready"`` to upload, or ``"upload"``
+    since_s: float  # when that began
+    push_s: float = 0.0  # seconds of the download
+    compute_s: float = 0.0  # seconds of the computation
+    pull_s: float = 0.0  # seconds of the upload
+    push_share: float = 0.0  # the part of the download that is done
+    pull_share: float = 0.0  # the part of the upload that is done
+    work_s: float = 0.0  # seconds that the computation takes
+    transfer_s: float = 0.0  # full-band seconds of the current transfer
 
     @property
     def seconds(self) -> float:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from feddrop import wire
 from feddrop.errors import FrameError, RunError, shortened
 from feddrop.executors.executor import Executor, Parcel, Reply
 from feddrop.learning.guard import LARGEST
 from feddrop.methods.method import Job, Method, Update, checked_subnet
-from feddrop.simulation.memory import MemoryStore
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet, scaled_values, without
 from feddrop.wire import Header
@@ -30,6 +29,28 @@ class SentJob(NamedTuple):
     subnet: Subnet
     dtype: str
     push_bytes: int
+
+
+class MemoryStore(Protocol):
+    """Stores the memory of each device between rounds; a run uses :class:`feddrop.storage.memories.Memories`."""
+
+    def get(self, device: int) -> bytes:
+        """Return the memory of a device; empty if it has none."""
+
+    def put(self, round_: int, device: int, memory: bytes) -> None:
+        """Store the memory of a device after a round; empty to forget it."""
+
+
+class Forgetful(dict[int, bytes]):
+    """Memories that last as long as the process."""
+
+    def get(self, device: int) -> bytes:  # type: ignore[override]
+        """Return the memory of a device; empty if it has none."""
+        return super().get(device, b"")
+
+    def put(self, _: int, device: int, memory: bytes) -> None:
+        """Store the memory of a device."""
+        self[device] = memory
 
 
 def exchange(

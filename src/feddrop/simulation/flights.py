@@ -23,10 +23,9 @@ from feddrop.methods.method import Job, Method, Spec, Update
 from feddrop.seeds import derive, generator
 from feddrop.simulation.clock import VirtualClock
 from feddrop.simulation.events import Transit
-from feddrop.simulation.exchange import SentJob, packed
+from feddrop.simulation.exchange import MemoryStore, SentJob, packed
 from feddrop.simulation.job_pace import CellPace, JobPace
 from feddrop.simulation.link import Transfer
-from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import DeviceRound, planned_jobs
 from feddrop.simulation.schemes import RoundPlan
@@ -37,19 +36,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    """One job under way.
+    """One job under way."""
 
-    Attributes:
-        sent: the job, its subnet and its frame's size.
-        pace: its seconds and joules in the cell.
-        parcel: what the device gets; None once it has trained.
-        reply: what it returns; None before it has trained.
-    """
-
-    sent: SentJob
-    pace: JobPace
-    parcel: Parcel | None
-    reply: Reply | None = None
+    sent: SentJob  # the job, its subnet and its frame's size
+    pace: JobPace  # its seconds and joules in the cell
+    parcel: Parcel | None  # what the device gets; None once it has trained
+    reply: Reply | None = None  # what it returns; None before it has trained
 
 
 class Flights:

@@ -19,31 +19,18 @@ _LN2 = math.log(2.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPace:
-    """The pace of one job, fixed when it starts.
+    """The pace of one job, fixed when it starts."""
 
-    Attributes:
-        weight: weight of its transfers in the links.
-        uplink_bps: bits per second to the server with the whole band.
-        uplink_snr: signal-to-noise ratio over the whole band, if the noise shrinks with the share; else 0.
-        pull_bits: bits of the answer by the paper's formula; 0 to use the size of the answer.
-        compute_w: watts while computing.
-        tx_power_w: watts while sending.
-        circuit_j: joules for receiving and idling.
-        transmissions: how often the answer is sent on average.
-        lost: why the answer is lost on the way; empty if it arrives.
-        record: what the record of the job says about the plan it started with.
-    """
-
-    weight: float
-    uplink_bps: float
-    uplink_snr: float
-    pull_bits: float
-    compute_w: float
-    tx_power_w: float
-    circuit_j: float
-    record: dict[str, Any]
-    transmissions: float = 1.0
-    lost: str = ""
+    weight: float  # weight of its transfers in the links
+    uplink_bps: float  # bits per second to the server with the whole band
+    uplink_snr: float  # signal-to-noise ratio over the whole band, if the noise shrinks with the share; else 0
+    pull_bits: float  # bits of the answer by the paper's formula; 0 to use the size of the answer
+    compute_w: float  # watts while computing
+    tx_power_w: float  # watts while sending
+    circuit_j: float  # joules for receiving and idling
+    record: dict[str, Any]  # what the record of the job says about the plan it started with
+    transmissions: float = 1.0  # how often the answer is sent on average
+    lost: str = ""  # why the answer is lost on the way; empty if it arrives
 
     def pull(self, frame_bytes: int) -> Transfer:
         """Return the transfer of an answer."""
@@ -56,14 +43,7 @@ class JobPace:
 
 
 class CellPace:
-    """The cell as a clock sees it.
-
-    Args:
-        cell: the cell.
-        work: what is trained.
-        costs: ``"measured"`` or ``"formula"``.
-        sharing: how the band is shared.
-    """
+    """The cell as a clock sees it; ``costs`` and ``sharing`` are ``radio.costs`` and ``clock.sharing``."""
 
     def __init__(self, cell: Cell, work: Workload, costs: str, sharing: str) -> None:
         self._cell, self._work, self._measured, self._sharing = cell, work, costs == "measured", sharing

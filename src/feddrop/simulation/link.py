@@ -17,17 +17,11 @@ _UNITS = 2**80
 
 
 class Transfer(NamedTuple):
-    """A frame to be sent.
+    """A frame to be sent."""
 
-    Attributes:
-        seconds: full-band seconds.
-        weight: share of the band relative to the weights of others; under fixed shares, the share itself.
-        snr: signal-to-noise ratio over the full band, if the noise shrinks with the share; 0 if it does not.
-    """
-
-    seconds: float
-    weight: float = 1.0
-    snr: float = 0.0
+    seconds: float  # full-band seconds
+    weight: float = 1.0  # share of the band relative to the weights of others; under fixed shares, the share itself
+    snr: float = 0.0  # signal-to-noise ratio over the full band, if the noise shrinks with the share; 0 if it does not
 
     def speed(self, share: float) -> float:
         """Return the progress per second at a share of the band."""
@@ -70,10 +64,7 @@ class FixedLink:
 
     def next(self) -> tuple[float, int]:
         """Return when the next transfer ends, and whose."""
-        heap = self._heap
-        while heap and self._ends.get(heap[0][1], (math.nan,))[0] != heap[0][0]:
-            heapq.heappop(heap)
-        return heap[0] if heap else (math.inf, -1)
+        return _earliest(self._heap, self._ends) or (math.inf, -1)
 
     def remove(self, now: float, device: int) -> float:
         """End a transfer; return the full-band seconds that are left."""
@@ -117,7 +108,7 @@ class SharedLink:
 
     def next(self) -> tuple[float, int]:
         """Return when the next transfer ends if nothing changes before, and whose; ties by device number."""
-        top = self._top()
+        top = _earliest(self._heap, self._ends)
         if top is None:
             return math.inf, -1
         return self._now + (top[0] - self._virtual) * self._weight, top[1]
@@ -152,17 +143,17 @@ class SharedLink:
         self._heap = sorted((end, device) for device, (end, _) in self._ends.items())
 
     def _advance(self, now: float) -> None:
-        top = self._top()
+        top = _earliest(self._heap, self._ends)
         if top is not None:
             self._virtual = min(top[0], self._virtual + (now - self._now) / self._weight)
         self._now = now
 
-    def _top(self) -> tuple[float, int] | None:
-        """Return the virtual end and the device of the next transfer to end."""
-        heap = self._heap
-        while heap and self._ends.get(heap[0][1], (math.nan,))[0] != heap[0][0]:
-            heapq.heappop(heap)
-        return heap[0] if heap else None
+
+def _earliest(heap: list[tuple[float, int]], ends: Mapping[int, tuple[float, float]]) -> tuple[float, int] | None:
+    """Return the first entry of a heap that is not outdated, and drop those before it; None if none is left."""
+    while heap and ends.get(heap[0][1], (math.nan,))[0] != heap[0][0]:
+        heapq.heappop(heap)
+    return heap[0] if heap else None
 
 
 class SubbandLink:

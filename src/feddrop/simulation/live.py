@@ -53,16 +53,12 @@ def show_run(run: Run, console: Console | None = None) -> Iterator[Record]:
     if console.is_jupyter:
         yield from _in_notebook(run)
     elif console.is_terminal:
-        yield from _on_terminal(run, console)
+        with Live(console=console, refresh_per_second=4) as live:
+            yield from _watched(run, console, live.update)
     else:
         for record in run:
             console.print(line(record, run.config.rounds), markup=False, highlight=False, soft_wrap=True)
             yield record
-
-
-def _on_terminal(run: Run, console: Console) -> Iterator[Record]:
-    with Live(console=console, refresh_per_second=4) as live:
-        yield from _watched(run, console, live.update)
 
 
 def _watched(run: Run, console: Console, show: Callable[[RenderableType], None]) -> Iterator[Record]:

@@ -41,41 +41,23 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prepared:
-    """Everything a run needs before its first round.
+    """Everything a run needs before its first round."""
 
-    Attributes:
-        config: the configuration.
-        custom: the user's objects.
-        dataset: the data.
-        parts: indices of the samples of every device; empty if devices hold their own data.
-        samples: samples per device.
-        task: what the device side needs.
-        method: the method, as the server uses it.
-        flops: FLOPs per sample.
-        work: what the scheme knows about the training.
-        roster: chooses the devices of a round.
-        scheme: chooses their rates.
-        params: the initial network.
-        frozen: names of the parameters that are not trained.
-        state: the method's initial state.
-        gains: the measured gains of the cell, if it has any.
-    """
-
-    config: RunConfig
-    custom: CustomObjects
-    dataset: Dataset
-    parts: Sequence[npt.NDArray[Any]]
-    samples: Sequence[int]
-    task: Task
-    method: Method
-    flops: Flops
-    work: Workload
-    roster: Roster
-    scheme: RateScheme
-    params: Params
-    frozen: frozenset[str]
-    state: State
-    gains: MeasuredGains | None
+    config: RunConfig  # the configuration
+    custom: CustomObjects  # the user's objects
+    dataset: Dataset  # the data
+    parts: Sequence[npt.NDArray[Any]]  # indices of the samples of every device; empty if devices hold their own data
+    samples: Sequence[int]  # samples per device
+    task: Task  # what the device side needs
+    method: Method  # the method, as the server uses it
+    flops: Flops  # FLOPs per sample
+    work: Workload  # what the scheme knows about the training
+    roster: Roster  # chooses the devices of a round
+    scheme: RateScheme  # chooses their rates
+    params: Params  # the initial network
+    frozen: frozenset[str]  # names of the parameters that are not trained
+    state: State  # the method's initial state
+    gains: MeasuredGains | None  # the measured gains of the cell, if it has any
 
     @property
     def model(self) -> nn.Module:

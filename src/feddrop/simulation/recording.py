@@ -59,8 +59,6 @@ def round_record(
         DeviceRecord(device=device, rate=1.0, share=0.0, status="left out", **_gains(plan, device))
         for device in plan.left_out
     ]
-    counts = Counter(entry.outcome for entry in entries)
-    counts["suspicious"] = sum(1 for entry in entries if entry.suspicious)
     rates, trained = [device.rate for device in devices], sum(d.num_samples for d in used)
     return RoundRecord(
         round=round_,
@@ -75,10 +73,17 @@ def round_record(
         band_price=plan.band_price,
         gap=plan.gap,
         remark=plan.remark,
-        counts={name: count for name, count in counts.items() if count},
+        counts=counted(entries),
         mean_rate=sum(rates) / len(rates) if rates else None,
         devices=tuple(entries),
     )
+
+
+def counted(entries: Sequence[DeviceRecord]) -> dict[str, int]:
+    """Return how many devices had each outcome, and how many updates were suspicious."""
+    counts = Counter(entry.outcome for entry in entries)
+    counts["suspicious"] = sum(1 for entry in entries if entry.suspicious)
+    return {name: count for name, count in counts.items() if count}
 
 
 def with_results(

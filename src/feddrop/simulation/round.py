@@ -12,8 +12,7 @@ from feddrop.errors import RunError, shortened
 from feddrop.executors.executor import Executor, Reply
 from feddrop.learning.guard import Guard
 from feddrop.methods.method import Job, Method, State, Update, checked_state
-from feddrop.simulation.exchange import SentJob, checked_update, exchange
-from feddrop.simulation.memory import Forgetful, MemoryStore
+from feddrop.simulation.exchange import Forgetful, MemoryStore, SentJob, checked_update, exchange
 from feddrop.simulation.untrained import Untrained
 from feddrop.subnets.parameters import Params, without_negative_variances
 from feddrop.subnets.piece import gather
@@ -28,35 +27,20 @@ Discount = Callable[[Job, Update], Update]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRound:
-    """What one device did in one round.
+    """What one device did in one round."""
 
-    Attributes:
-        device: device number.
-        rate: dropout rate γ.
-        num_samples: samples trained on.
-        loss: mean training loss; None without a usable update.
-        push_bytes: size of the frame sent to the device; 0 if it was not sent.
-        pull_bytes: size of the frame that it returned.
-        kept: number of values of every tensor in the subnet.
-        status: ``"ok"``, or why there is no usable update.
-        suspicious: what is unusual about an update that was used, or left out; empty otherwise.
-        size: root mean square of the update, in the units of the network's weights; None without one.
-        seconds: wall time of the device's computation.
-        elapsed: seconds from sending to receiving, by the server's clock; 0 if devices are simulated.
-    """
-
-    device: int
-    rate: float
-    num_samples: int
-    loss: float | None
-    push_bytes: int
-    pull_bytes: int
-    kept: Mapping[str, int]
-    status: str
-    suspicious: str
-    seconds: float
-    elapsed: float = 0.0
-    size: float | None = None
+    device: int  # device number
+    rate: float  # dropout rate γ
+    num_samples: int  # samples trained on
+    loss: float | None  # mean training loss; None without a usable update
+    push_bytes: int  # size of the frame sent to the device; 0 if it was not sent
+    pull_bytes: int  # size of the frame that it returned
+    kept: Mapping[str, int]  # number of values of every tensor in the subnet
+    status: str  # ``"ok"``, or why there is no usable update
+    suspicious: str  # what is unusual about an update that was used, or left out; empty otherwise
+    seconds: float  # wall time of the device's computation
+    elapsed: float = 0.0  # seconds from sending to receiving, by the server's clock; 0 if devices are simulated
+    size: float | None = None  # root mean square of the update, in the units of the network's weights; None without one
 
 
 class RoundResult(NamedTuple):

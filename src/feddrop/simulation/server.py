@@ -24,8 +24,8 @@ from feddrop.radio.plan import ArrayState
 from feddrop.simulation import recording
 from feddrop.simulation.clock import VirtualClock
 from feddrop.simulation.device import Root
+from feddrop.simulation.exchange import MemoryStore
 from feddrop.simulation.flights import Flight, load_flights, save_flights
-from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import Intake, run_round
 from feddrop.simulation.sizes import measure_sizes
@@ -42,31 +42,18 @@ from feddrop.subnets.parameters import Params
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServerState:
-    """What the server holds after a round; device memories are stored beside it.
+    """What the server holds after a round; device memories are stored beside it."""
 
-    Attributes:
-        round: rounds done so far.
-        params: the full network.
-        state: the method's state.
-        step: the state of the server's optimizer.
-        guard: watches the updates; it knows the median size of the last round's.
-        untrained: the parameters that no device has held so far.
-        cell: what the scheme and the outcome of the cell remember.
-        spent: seconds, joules and the best accuracy so far.
-        clock: the virtual clock; None under the clock ``"deadline"``.
-        under_way: the jobs under way in it.
-    """
-
-    round: int
-    params: Params
-    state: State
-    step: Params
-    guard: Guard
-    untrained: Untrained
-    cell: ArrayState = field(default_factory=dict)
-    spent: Totals = field(default_factory=Totals)
-    clock: VirtualClock | None = None
-    under_way: Mapping[int, Flight] = field(default_factory=dict)
+    round: int  # rounds done so far
+    params: Params  # the full network
+    state: State  # the method's state
+    step: Params  # the state of the server's optimizer
+    guard: Guard  # watches the updates; it knows the median size of the last round's
+    untrained: Untrained  # the parameters that no device has held so far
+    cell: ArrayState = field(default_factory=dict)  # what the scheme and the outcome of the cell remember
+    spent: Totals = field(default_factory=Totals)  # seconds, joules and the best accuracy so far
+    clock: VirtualClock | None = None  # the virtual clock; None under the clock ``"deadline"``
+    under_way: Mapping[int, Flight] = field(default_factory=dict)  # the jobs under way in it
 
     def groups(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the tensors that a checkpoint saves, by group."""

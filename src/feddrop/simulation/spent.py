@@ -25,13 +25,7 @@ def so_far(state: ArrayState, devices: int) -> dict[str, FloatArray]:
 
 
 def with_round(state: ArrayState, record: RoundRecord, seconds: float) -> ArrayState:
-    """Return the state with the energy of a round added, if a scheme function plans the run.
-
-    Args:
-        state: the state of the cell.
-        record: the round, with all of its devices.
-        seconds: time at its end.
-    """
+    """Return the state with the energy of a round and the time at its end, if a scheme function plans the run."""
     if JOULES not in state:
         return state
     joules = state[JOULES].copy()

@@ -61,15 +61,7 @@ def try_torch_device(name: str) -> None:
 
 
 def uses_server_mean(setup: Setup, method: Method, state: State, params: Params, rates: Mapping[int, float]) -> bool:
-    """Return whether a method merges with ``setup.mean_of``; True also if it cannot be tried on updates of zeros.
-
-    Args:
-        setup: what the method was built from.
-        method: the method.
-        state: its initial state.
-        params: the initial network.
-        rates: rates of the devices of the first round.
-    """
+    """Return whether a method merges with ``setup.mean_of``; True also if it cannot be tried on updates of zeros."""
     before = setup.means
     state, params = ({name: tensor.clone() for name, tensor in tensors.items()} for tensors in (state, params))
     try:

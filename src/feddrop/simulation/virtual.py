@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,9 +11,10 @@ from feddrop.executors import Executor
 from feddrop.radio.plan import ArrayState
 from feddrop.simulation.clock import Ended, VirtualClock, link_for
 from feddrop.simulation.events import ARRIVED
+from feddrop.simulation.exchange import MemoryStore
 from feddrop.simulation.flights import Flight, Flights, unanswered
-from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
+from feddrop.simulation.recording import counted
 from feddrop.simulation.round import DeviceRound, RoundResult
 from feddrop.simulation.schemes import RoundPlan
 from feddrop.storage import DeviceRecord, RoundRecord
@@ -26,28 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualStep:
-    """What happened up to a server step.
+    """What happened up to a server step."""
 
-    Attributes:
-        plan: what the scheme chose for the devices that were started first.
-        result: the merged network, and the devices whose answers arrived.
-        entries: one record per job that ended.
-        clock: the clock at the step.
-        under_way: the jobs that are still under way.
-        cell: what the scheme remembers.
-    """
-
-    plan: RoundPlan
-    result: RoundResult
-    entries: Sequence[DeviceRecord]
-    clock: VirtualClock
-    under_way: Mapping[int, Flight]
-    cell: ArrayState
+    plan: RoundPlan  # what the scheme chose for the devices that were started first
+    result: RoundResult  # the merged network, and the devices whose answers arrived
+    entries: Sequence[DeviceRecord]  # one record per job that ended
+    clock: VirtualClock  # the clock at the step
+    under_way: Mapping[int, Flight]  # the jobs that are still under way
+    cell: ArrayState  # what the scheme remembers
 
     def recorded(self, record: RoundRecord, start_s: float) -> RoundRecord:
         """Return the record of the step with the jobs that ended in it, its time and its energy."""
-        counts = Counter(entry.outcome for entry in self.entries)
-        counts["suspicious"] = sum(1 for entry in self.entries if entry.suspicious)
         rates = [entry.rate for entry in self.entries if entry.took_part and entry.rate is not None]
         return replace(
             record,
@@ -55,7 +44,7 @@ class VirtualStep:
             pull_bytes=sum(entry.pull_bytes for entry in self.entries),
             latency_s=self.clock.events.now - start_s,
             energy_j=sum(entry.energy_j or 0.0 for entry in self.entries),
-            counts={name: count for name, count in counts.items() if count},
+            counts=counted(self.entries),
             mean_rate=sum(rates) / len(rates) if rates else None,
             devices=tuple(self.entries),
         )

@@ -60,11 +60,7 @@ class DeviceBlock(NamedTuple):
 
 
 class DeviceWriter:
-    """Collects the rows of a run and writes the files.
-
-    Args:
-        folder: the folder of the files; created with the first one.
-    """
+    """Collects the rows of a run and writes the files into a folder, which is created with the first one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

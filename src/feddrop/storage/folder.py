@@ -45,11 +45,7 @@ log = logging.getLogger("feddrop")
 
 
 class RunFolder(RunReader):
-    """A run folder. Every method that writes must run inside :meth:`locked`.
-
-    Args:
-        path: the folder; it need not exist yet.
-    """
+    """A run folder, which need not exist yet. Every method that writes must run inside :meth:`locked`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

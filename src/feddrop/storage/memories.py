@@ -6,7 +6,6 @@ checkpoint refers to it.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from feddrop.errors import RunError
 from feddrop.storage.checkpoints import read_sealed, seal
-from feddrop.storage.files import sync_folder, write_atomically
+from feddrop.storage.files import digest, sync_folder, write_atomically
 from feddrop.storage.sealed import DamagedError
 
 Index = npt.NDArray[np.int32]
@@ -44,8 +43,8 @@ class Memories:
         self.folder = Path(folder)
         self._current: Index = np.zeros(0, np.int32)
         self._kept: dict[int, Index] = {}
-        self._pending: dict[int, tuple[int, bytes]] = {}  # round and digest
-        self._digests: dict[int, bytes] = {}  # of the current memories seen so far
+        self._pending: dict[int, tuple[int, str]] = {}  # round and digest
+        self._digests: dict[int, str] = {}  # of the current memories seen so far
 
     def get(self, device: int) -> bytes:
         """Return what a device remembers after the last committed round."""
@@ -59,14 +58,14 @@ class Memories:
                 f"the memory of device {device} ({self._path(device, round_).name}) was damaged during the run: "
                 f"{error}. Resume the run from its last intact checkpoint."
             ) from None
-        self._digests[device] = _digest(memory)
+        self._digests[device] = digest(memory)
         return memory
 
     def put(self, round_: int, device: int, memory: bytes) -> None:
         """Set what a device remembers after a round; empty to forget. An unchanged memory is not written."""
         if not 0 <= device <= _LAST_DEVICE:
             raise RunError(f"device {device} cannot have a memory; devices go from 0 to {_LAST_DEVICE}.")
-        known, found = self._written(device), _digest(memory)
+        known, found = self._written(device), digest(memory)
         if (known and self._digests.get(device) == found) or not (known or memory):
             self._pending.pop(device, None)
             return
@@ -144,7 +143,3 @@ class Memories:
 
     def _path(self, device: int, round_: int) -> Path:
         return self.folder / f"device-{device:06d}-round-{round_:06d}.safetensors"
-
-
-def _digest(memory: bytes) -> bytes:
-    return hashlib.blake2b(memory, digest_size=16).digest()

@@ -72,19 +72,12 @@ Dims = tuple[Units | None, ...]
 
 
 class Call(NamedTuple):
-    """One operation called by a network.
+    """One operation called by a network."""
 
-    Attributes:
-        op: name of the operation: ``"convolution"`` for ATen's, ``"library::name"`` for others.
-        given: its arguments by name.
-        inputs: the tensors among them, in order.
-        outs: the tensors it returned.
-    """
-
-    op: str
-    given: dict[str, Any]
-    inputs: list[Tensor]
-    outs: list[Tensor]
+    op: str  # name of the operation: ``"convolution"`` for ATen's, ``"library::name"`` for others
+    given: dict[str, Any]  # its arguments by name
+    inputs: list[Tensor]  # the tensors among them, in order
+    outs: list[Tensor]  # the tensors it returned
 
 
 Rule = Callable[["Coupling", Call], Sequence[Units | None]]

@@ -34,23 +34,14 @@ LOCKED_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepJob:
-    """A run of a sweep.
+    """A run of a sweep."""
 
-    Attributes:
-        name: its name.
-        config: its configuration.
-        folder: its folder.
-        label: its label in reports.
-        custom: custom objects by argument of :func:`feddrop.run`.
-        until: the round to stop after; 0 for the last one.
-    """
-
-    name: str
-    config: RunConfig
-    folder: Path
-    label: str = ""
-    custom: Mapping[str, Any] = field(default_factory=dict)
-    until: int = 0
+    name: str  # its name
+    config: RunConfig  # its configuration
+    folder: Path  # its folder
+    label: str = ""  # its label in reports
+    custom: Mapping[str, Any] = field(default_factory=dict)  # custom objects by argument of :func:`feddrop.run`
+    until: int = 0  # the round to stop after; 0 for the last one
 
     @property
     def goal(self) -> int:

@@ -11,10 +11,10 @@ import numpy as np
 from feddrop.comparison.verdicts import FAILS, HOLDS
 from feddrop.config.display import html_table
 from feddrop.report.measures import Row
-from feddrop.report.quantities import UNKNOWN, Scale, bare, byte_scale, in_digits, joule_scale, second_scale
+from feddrop.report.quantities import RESOURCES, UNKNOWN, in_digits
 from feddrop.storage import LoadedRun
 
-_SCALES: dict[str, Callable[[float], Scale]] = {"rounds": bare, "B": byte_scale, "s": second_scale, "J": joule_scale}
+_SCALES = {one.unit: one.scale for one in RESOURCES.values()}
 _VERDICTS = {HOLDS: "better", FAILS: "worse"}
 
 

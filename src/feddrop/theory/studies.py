@@ -20,27 +20,16 @@ _STEPS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """The theory's quantities for a network at a point on a batch.
+    """The theory's quantities for a network at a point on a batch."""
 
-    Attributes:
-        loss: F(w).
-        slope: gradient and its noise.
-        curvature: curvature of the loss.
-        weight_norm: G.
-        laws: the variance law of each measured level.
-        samples: |D_k|, ``[K]``, for Lemma 2.
-        rounds: T, for Lemma 2.
-        notes: remarks for the reader.
-    """
-
-    loss: float
-    slope: Slope
-    curvature: Curvature
-    weight_norm: float
-    laws: tuple[Law, ...]
-    samples: tuple[int, ...]
-    rounds: int
-    notes: tuple[str, ...] = ()
+    loss: float  # F(w)
+    slope: Slope  # gradient and its noise
+    curvature: Curvature  # curvature of the loss
+    weight_norm: float  # G
+    laws: tuple[Law, ...]  # the variance law of each measured level
+    samples: tuple[int, ...]  # |D_k|, ``[K]``, for Lemma 2
+    rounds: int  # T, for Lemma 2
+    notes: tuple[str, ...] = ()  # remarks for the reader
 
     @property
     def constants(self) -> Constants:
