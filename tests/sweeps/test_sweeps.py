@@ -166,6 +166,11 @@ def test_names_and_folders(tmp_path):
             feddrop.sweep({"a": small()}, tmp_path, workers=workers)
 
 
+def test_what_is_no_configuration_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"run 'a' is 'run.toml'; it must be a feddrop.RunConfig"):
+        feddrop.sweep({"a": "run.toml"}, tmp_path)
+
+
 def test_a_file_that_was_changed_is_another_configuration(tmp_path):
     """A run that is finished is not trained again, so it is looked at before."""
     (tmp_path / "rates.json").write_text("[0.1, 0.1]")

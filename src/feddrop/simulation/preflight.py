@@ -140,7 +140,7 @@ def check_config(config: RunConfig, custom: CustomObjects | None = None) -> None
     """Raise a ConfigError if settings of several sections contradict each other, or an object is wrong."""
     if not isinstance(config, RunConfig):
         raise ConfigError(
-            f"config is {shortened(config)}; it must be a feddrop.RunConfig, as RunConfig.from_file reads."
+            f"config is {shortened(config)}; it must be a feddrop.RunConfig, such as RunConfig(rounds=30)."
         )
     _raise_first(problem for check in CONFIG_CHECKS for problem in check(config))
     if custom is None:

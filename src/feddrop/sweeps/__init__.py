@@ -8,7 +8,7 @@ from pathlib import Path
 
 from feddrop.config import Budget, RunConfig
 from feddrop.config.execution import MOST
-from feddrop.errors import ConfigError, RunError, within
+from feddrop.errors import ConfigError, RunError, shortened, within
 from feddrop.report import write_comparison
 from feddrop.simulation.custom import CustomObjects, with_method
 from feddrop.simulation.preflight import check_config
@@ -178,6 +178,9 @@ def _raise_failed(failed: Mapping[str, str], jobs: Sequence[SweepJob]) -> None:
 
 def jobs_for(configs: Mapping[str, RunConfig], out: Path) -> list[SweepJob]:
     """Return one job per configuration; raise if a folder holds a run of another configuration."""
+    for name, config in configs.items():
+        if not isinstance(config, RunConfig):
+            raise ConfigError(f"run {name!r} is {shortened(config)}; it must be a feddrop.RunConfig.")
     jobs = [SweepJob(name=name, config=config.located(), folder=out / name) for name, config in configs.items()]
     check_jobs(jobs)
     return jobs
