@@ -39,6 +39,7 @@ SCHEMES: dict[str, type[Exact | PrimalDual | Equal | Random | Common | Fixed | N
     scheme.name: scheme for scheme in (Exact, PrimalDual, Equal, Random, Common, Fixed, NoDropout, Ideal)
 }
 """The schemes by their names in TOML and on the command line."""
+_EXACT = Exact()
 
 
 def allocate(
@@ -75,7 +76,7 @@ def allocate(
         allowed = "a feddrop.Problem or feddrop.PowerProblem; Cell.problem(...) returns one"
         raise ConfigError(f"problem is {shortened(given)}; it must be {allowed}.")
     if isinstance(scheme, str):
-        scheme = scheme_named(scheme)
+        scheme = _EXACT if scheme == "exact" else scheme_named(scheme)
     if not hasattr(scheme, "solve"):
         raise ConfigError(f"scheme is {shortened(scheme)}; it must be a name, or a scheme such as feddrop.Exact().")
     if policy not in POLICIES:

@@ -250,18 +250,19 @@ def finish(
     """
     clock: FloatArray | None = None
     power: FloatArray | None = None
+    everyone = bool(active.all())
     if isinstance(problem, PowerProblem):
         cpu_hz, tx_power_w = paces or _paces(problem, np.where(active, share, 1.0), guess)
         clock, power = np.where(active, cpu_hz, 0.0), np.where(active, tx_power_w, 0.0)
-        rate = _lowest_rates(problem.at(cpu_hz, tx_power_w), share, active)
+        rate = _lowest_rates(problem.at(cpu_hz, tx_power_w), share, active, everyone)
     else:
-        rate = _lowest_rates(problem, share, active)
+        rate = _lowest_rates(problem, share, active, everyone)
     return Allocation(
         problem=problem,
         scheme=scheme,
         status=status,
         rate=rate,
-        share=share if active.all() else np.where(active, share, 0.0),
+        share=share if everyone else np.where(active, share, 0.0),
         active=active,
         left_out=~active if problem.present is None else problem.present & ~active,
         objective=objective(problem, rate, active, phi),
@@ -275,10 +276,9 @@ def finish(
     )
 
 
-def _lowest_rates(problem: P1Problem, share: FloatArray, active: BoolArray) -> FloatArray:
+def _lowest_rates(problem: P1Problem, share: FloatArray, active: BoolArray, everyone: bool) -> FloatArray:
     """Return the lowest rates that the shares allow; 1 for inactive devices."""
-    everyone, count = bool(active.all()), problem.shape[-1]
-    rate = np.empty(problem.shape)
+    rate, count = np.empty(problem.shape), problem.shape[-1]
     for first in range(0, count, BLOCK):  # blocks that fit into the cache
         block = slice(first, first + BLOCK)
         part = part_of(problem, block) if count > BLOCK else problem
@@ -287,7 +287,7 @@ def _lowest_rates(problem: P1Problem, share: FloatArray, active: BoolArray) -> F
         np.maximum(z, keep, out=z)
         np.divide(-GUARD, z, out=keep)
         keep += 1.0
-        np.copyto(keep, 0.0, where=z <= _FULL)  # rounding would leave rates of 1e-16
+        np.putmask(keep, z <= _FULL, 0.0)  # rounding would leave rates of 1e-16
         np.minimum(keep, part.max_rate, out=rate[..., block])
         if np.max(part.max_rate) > _ALL_BUT_ALL:
             _round_up(rate[..., block], z, part.max_rate)
@@ -327,7 +327,7 @@ def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray, phi: Obj
     If some devices are inactive, the weights of the others are scaled to add up to 1.
     """
     keep = 1.0 - rate
-    if phi != PAPER:
+    if phi is not PAPER and phi != PAPER:
         weight = np.where(active, problem.weight, 0.0)
         whole = 1.0 if active.all() else total(weight)
         costs = phi.weights(weight / np.where(whole > 0, whole, 1.0)) * phi.value(np.where(active, keep, 1.0))
