@@ -270,6 +270,11 @@ def test_a_missing_file_is_found(runs, tmp_path, name):
     assert (found, problem[:14]) == (name, "it is missing.")
 
 
+def test_a_folder_without_a_run_is_not_checked(tmp_path):
+    with pytest.raises(RunError, match=r"holds no run\. Give a folder"):
+        list(inspect(RunFolder(tmp_path)))
+
+
 def test_a_renamed_checkpoint_is_found(runs, tmp_path):
     folder = shutil.copytree(runs / "finished", tmp_path / "run")
     (folder / "checkpoints" / "round-000004.safetensors").rename(folder / "checkpoints" / "round-000044.safetensors")

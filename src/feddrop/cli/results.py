@@ -62,7 +62,7 @@ def export(folder: Path, *, out: Path, devices: Annotated[bool, FLAG] = False) -
 
 
 def check(folder: Path, /) -> None:
-    """Print which files of a run are intact; exit with 1 if any is damaged.
+    """Print which files of a run are intact; exit with 1 if any is damaged or missing.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def check(folder: Path, /) -> None:
     for one in findings:
         say(f"{'damaged' if one.problem else 'intact':8} {one.name}  {one.problem or one.note}".rstrip())
     if damaged := sum(1 for one in findings if one.problem):
-        raise SystemExit(f"{damaged} of {len(findings)} files are damaged.")
+        raise SystemExit(f"{damaged} of {len(findings)} files are damaged or missing.")
 
 
 def data(name: str, *, path: Path | None = None, download: Annotated[bool, FLAG] = False, json_: Json = False) -> None:

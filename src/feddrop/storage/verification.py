@@ -148,6 +148,8 @@ def inspect(reader: RunReader) -> Iterator[Finding]:
     """Yield a finding about every file of a run, and about those that are missing."""
     if not is_folder(reader.path):
         raise RunError(f"{clean(reader.path)} does not exist. Give a run folder.")
+    if not any((reader.path / name).exists() for name in ("run.json", "config.toml", METRICS)):
+        raise RunError(f"{clean(reader.path)} holds no run. Give a folder that `feddrop run --out DIR` wrote.")
     for name, read in (("run.json", reader.about), ("config.toml", reader.settings)):
         problem = _error(read) if (reader.path / name).exists() else _MISSING
         yield Finding(name, problem or (manifest_problem(reader) if read == reader.about else ""))
