@@ -37,7 +37,7 @@ def paper(
     names:
         Experiments from the list, or "all". Without a name, show the list.
     scale:
-        "cpu" (two cores, hours), "paper" (days, with --torch-device cuda) or "smoke" (embedded data, minutes).
+        "cpu" (two cores, hours), "paper" (days, with --torch-device cuda) or "smoke" (built-in data, minutes).
     results:
         Folder of finished runs, which are not trained again. Default: reproduction/results.
     work:

@@ -11,7 +11,7 @@ from feddrop.comparison import WITHIN_MARGIN
 from reproduction.framework.experiment import markdown_table
 from reproduction.framework.judged import Judged
 
-_EVERY = "Every stored deadline and bandwidth with three seeds is asked, not two deadlines."
+_EVERY = "Every stored deadline and bandwidth with three seeds is compared, not two deadlines."
 _OWN = "Spread is no longer pooled over tight and loose cells, whose runs vary unequally."
 _BOUND = "A bound no longer adds spread, so that a more favourable one cannot turn yes into noise."
 _NEW = "Not judged before."
@@ -21,13 +21,13 @@ _MEASURED = (
 )
 
 WHY = {
-    "beats-feddst": "FedDST is asked with both values of α: the one of its paper is the better here.",
+    "beats-feddst": "FedDST is compared with both values of α; the one of its paper is better here.",
     "feddst-alexnet": "FedDST has all seeds now.",
     "rounds-latency": _BOUND,
     "rounds-bandwidth": _BOUND,
     "gap-narrows": _BOUND,
     "fewer-rounds": f"{_BOUND} {_OWN}",
-    "two-phases": f"{_BOUND} The second phase, overfitting, is asked too; before, the slope alone.",
+    "two-phases": f"{_BOUND} The second phase, overfitting, is judged too; before, only the slope was.",
     "less-time": (
         f"{_BOUND} The paper speaks of a *potential*, which one yes shows; before, every comparison had to say yes."
     ),
@@ -42,7 +42,7 @@ WHY = {
     "dynamic-grows": f"{_NEW} Figure 6 is drawn against latency, as in the paper.",
     "weak-take-part": f"{_NEW} The paper says that weak devices *can take part*.",
     "weak-devices": (
-        "Asked at two partitions and to a plateau; runs that are still rising are no longer asked. The paper says that "
+        "Compared for two partitions and to a plateau; runs that are still rising no longer count. The paper says that "
         "weak devices contribute data and computing, not that this shows in the accuracy."
     ),
     "overhead": "Four comparisons are dropped: AlexNet as trained breaks the premise of equal sparsity.",
@@ -55,18 +55,18 @@ WHY = {
         "It is the paper's contribution 1, not ours. It says *proportional* and names no factor, so the factor is "
         "fitted; before, it was that of first order."
     ),
-    "slower-with-rate": "Rounds to half-way are asked too, for LeNet and AlexNet.",
+    "slower-with-rate": "Rounds to half-way are compared too, for LeNet and AlexNet.",
     "theorem-bound": f"{_NEW} The theorem with its own learning rate.",
     "theorem-rounds": f"{_NEW} The theorem with its own learning rate.",
     "theorem-rate": f"{_NEW} The theorem with its own learning rate.",
-    "overfit-all": f"{_NEW} The paper drops all layers; its claim was asked with fully-connected layers only.",
+    "overfit-all": f"{_NEW} The paper drops all layers; its claim was judged with fully-connected layers only.",
     "convex": _MEASURED,
-    "not-convex": f"{_NEW} {_MEASURED} Both senses are asked: convex functions, and a convex set.",
+    "not-convex": f"{_NEW} {_MEASURED} Both senses are judged: convex functions, and a convex set.",
     "channel-rate": _MEASURED,
     "share-opposite": _MEASURED,
     "resources-rate": f"{_NEW} {_MEASURED}",
     "cpu-not-monotone": _MEASURED,
-    "complexity": "Passes are counted; before, one pass said yes, and that their number has no bound said no.",
+    "complexity": "Passes are counted; before, one pass said yes, and the missing bound on their number said no.",
     "large-rates": f"{_NEW} From stored runs.",
     "equal-split": f"{_EVERY} {_OWN}",
     "overfit-all-layers": "Ten local epochs are ours, not the paper's.",

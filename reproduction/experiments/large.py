@@ -16,7 +16,7 @@ from reproduction.framework.verdicts import verdict
 
 LARGE = {"underfitting": 0.5, "overfitting": 0.4}
 """The rate from which on a rate is large: above the paper's table for LeNet, at its end for AlexNet. With all layers
-dropped, as in the paper, AlexNet is asked at a smaller one."""
+dropped, as in the paper, AlexNet is judged at a smaller one."""
 TITLES = {"underfitting": "LeNet, all layers", "overfitting": "AlexNet, fully-connected layers"}
 
 

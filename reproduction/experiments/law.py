@@ -39,7 +39,7 @@ THETAS = {"Lemma 2's constants": "theta", "the measured variance": "theta_measur
 ROW = Row("underfitting", "iid", "feddrop")
 _HALF_WAY = (
     "half-way: test loss in the middle of the run; rounds until half of the best 5-round mean of accuracy at rate 0. "
-    "AlexNet's test loss is not asked: it grows with overfitting"
+    "AlexNet's test loss is not compared: it grows with overfitting"
 )
 
 

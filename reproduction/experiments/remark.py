@@ -145,7 +145,7 @@ def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
         + "\n"
     )
     note = (
-        "AlexNet as trained is not asked: its convolutions are kept, so equal rates are not the equal sparsity that "
+        "AlexNet as trained is not compared: its convolutions are kept, so equal rates are not the equal sparsity that "
         "the remark is about"
     )
     return Page(text=text, verdicts=[verdict("overhead", points, note)])

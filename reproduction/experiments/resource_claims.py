@@ -47,7 +47,7 @@ def judge_accuracy(latency: dict[str, Ends], bands: dict[str, Ends], *, drops: f
         drops: mean rate of random shares under the loose deadline.
         theta: the θ of random shares, on which every comparison with the bandwidth-aware scheme depends.
     """
-    every = "asked at every deadline and bandwidth with three seeds"
+    every = "compared at every deadline and bandwidth with three seeds"
     base = _against("base", latency, bands)
     nothing = (
         f"almost equal means within {ALMOST_EQUAL:g} percentage point; at this deadline random shares drop "

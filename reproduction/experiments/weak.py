@@ -98,7 +98,7 @@ def make(scale: Scale, find: Lookup) -> Page:
     taken = "so it must be, as the allocator leaves out only devices that cannot meet the deadline at θ"
     note = (
         "the paper says that they contribute data and computing, not that this shows in the accuracy. Runs as in the "
-        "figures, still rising, are shown but not asked"
+        "figures, still rising, are shown but not judged"
     )
     return Page(text=text, verdicts=[verdict("weak-take-part", part, taken), verdict("weak-devices", gains, note)])
 

@@ -103,8 +103,9 @@ def _summary(judged: Sequence[Judged]) -> list[str]:
         f"{counts(judged)}\n",
         *([f"**Does not hold:** {'; '.join(refuted)}.\n"] if refuted else []),
         "Each section shows the claims of a table or figure and our picture of it; its numbers and settings unfold. "
-        "The paper prints numbers only in its Table II, so our figures are compared with what its text says about its "
-        "own. [Findings](findings.md) summarises the results in words and says how far each verdict reaches.\n",
+        "The paper prints numbers only in its Table II; our figures are therefore compared with what its text says "
+        "about its figures. [Findings](findings.md) summarises the results in words and says how far each verdict "
+        "reaches.\n",
     ]
 
 

@@ -25,7 +25,7 @@ class Claim(NamedTuple):
         text: the claim.
         where: place in the paper.
         by: the experiments that judge it.
-        ours: whether we ask it and the paper does not claim it; counted apart.
+        ours: whether it is our own question, which the paper does not claim; counted separately.
         possible: whether it says that something can be so, which one yes shows.
     """
 
