@@ -1,12 +1,13 @@
 """Where the server's time goes beside two worker processes: CPU microseconds per device by stage, and its share of all.
 
 100 of 1,000 devices per round as in ``bench_peers.py``; ``python benchmarks/server_share.py 0.5`` sets the rate. Every
-stage is timed without the stages that it calls. What "moving frames" counts, merging on the workers would save.
+stage is timed without the stages that it calls. ``--blocks 10`` lets the workers merge blocks of 10 devices, which
+leaves the sketches' comparison and the sums of the blocks to the server.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -23,6 +24,7 @@ from feddrop.executors import Processes
 from feddrop.learning import means, suspicion
 from feddrop.methods.draws import UniformDraw
 from feddrop.simulation import exchange
+from feddrop.simulation.blocks import run_in_blocks
 from feddrop.simulation.device import Samples
 from feddrop.simulation.round import Intake, run_round
 from feddrop.subnets import parameters
@@ -77,7 +79,7 @@ class Timed:
             yield reply
 
 
-def main(rate: float) -> None:
+def main(rate: float, size: int) -> None:
     """Print the table."""
     torch.set_num_threads(1)
     for stage, places in STAGES.items():
@@ -97,9 +99,16 @@ def main(rate: float) -> None:
                 spent.update(dict.fromkeys(spent, 0.0))
                 own, all_ = time.process_time(), work.tree_seconds()
             rates = dict.fromkeys(work.cohort(round_), rate)
-            params = run_round(Intake(method, params, {}, round_), Timed(executor), rates, seed=3).params
+            intake = Intake(method, params, {}, round_)
+            if size:
+                means = task.setup.means
+                params = run_in_blocks(intake, executor, rates, 3, "float32", means=means, size=size).params
+            else:
+                params = run_round(intake, Timed(executor), rates, seed=3).params
         own, all_ = time.process_time() - own, work.tree_seconds() - all_
-    table = Table(title=f"Server beside two workers: {work.COHORT} devices per round, LeNet, rate {rate:g}")
+    table = Table(
+        title=f"Server beside two workers: {work.COHORT} devices per round, LeNet, rate {rate:g}, blocks of {size or 1}"
+    )
     table.add_column("stage")
     table.add_column("µs per device", justify="right")
     devices = ROUNDS * work.COHORT
@@ -115,4 +124,8 @@ def main(rate: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(next((word for word in sys.argv[1:] if word[0] != "-"), "0.5")))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rate", nargs="?", type=float, default=0.5)
+    parser.add_argument("--blocks", type=int, default=0, metavar="DEVICES", help="devices per block; 0 for no blocks")
+    given = parser.parse_args()
+    main(given.rate, given.blocks)

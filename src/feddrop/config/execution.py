@@ -38,6 +38,9 @@ class Execution(Settings):
             running one; if empty, the environment variable RAY_ADDRESS decides, then ``"local"``.
         cpus: CPUs per worker on a Ray cluster; 0 for the number of threads.
         gpus: GPUs per Ray worker, or a fraction of one; requires a CUDA torch_device.
+        merge_block: devices whose updates the worker that trains them adds up, so that the server receives one sum
+            per block; 0 sends it every update. Blocks change the order of float sums; the results are again the same on
+            every executor. Needs a method that only averages, the plain mean and no virtual clock.
     """
 
     section: ClassVar[str] = "execution"
@@ -51,6 +54,7 @@ class Execution(Settings):
     address: str = setting("", only_with={"executor": ("ray",)}, strict=False)
     cpus: float = setting(0.0, ge=0, le=MOST, only_with={"executor": ("ray",)}, strict=False)
     gpus: float = setting(0.0, ge=0, le=MOST, only_with={"executor": ("ray",)}, strict=False)
+    merge_block: int = setting(0, ge=0)
 
     def problems(self) -> Iterator[str]:
         """Require a well-formed Ray address, and a GPU for a Ray worker that trains on one."""

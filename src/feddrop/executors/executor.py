@@ -52,11 +52,20 @@ class Measured(NamedTuple):
     outputs: Any = None
 
 
-class Executor(Protocol):
-    """Runs devices: takes parcels and yields replies in the same order, holding only a few at a time."""
+class Computes(Protocol):
+    """Takes parcels and yields replies in the same order, holding only a few at a time."""
 
     def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
         """Let devices process their frames."""
+
+
+class Executor(Computes, Protocol):
+    """Runs devices and evaluates networks.
+
+    With a method ``merge(shared, blocks)``, as the executors of the package have it, it can also run rounds in blocks
+    (``execution.merge_block``): it lets device sides merge every block and yields their answers in order, or why a
+    block was given up.
+    """
 
     def evaluate(self, params: Params) -> dict[str, float]:
         """Return the mean loss and every measure of the full network on the test set."""
@@ -70,6 +79,9 @@ class DeviceSide(Protocol):
 
     def handle(self, frame: bytes, memory: bytes = b"") -> Reply:
         """Process one frame."""
+
+    def merge(self, block: Any, shared: Any) -> Any:
+        """Let the devices of a block train, and merge their updates; ``shared`` may be None if it has not changed."""
 
     def load(self, values: Params) -> None:
         """Load the parameters to evaluate."""

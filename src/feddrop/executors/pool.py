@@ -116,9 +116,10 @@ class Pool(Generic[W]):
         message: Message[W],
         given_up: GivenUp,
         together: Callable[[], int] | None = None,
+        times: Callable[[Any], int] = lambda _: 1,
     ) -> Iterator[Any]:
         """Yield answers in the order of the arguments, holding those of two calls per worker; see :meth:`answers`."""
-        answers = self.answers(arguments, message, given_up, together=together)
+        answers = self.answers(arguments, message, given_up, together=together, times=times)
         return (answer[1] for answer in answers if answer is not None)
 
     def answers(
@@ -130,6 +131,7 @@ class Pool(Generic[W]):
         ordered: bool = True,
         tick_s: float | None = None,
         together: Callable[[], int] | None = None,
+        times: Callable[[Any], int] = lambda _: 1,
     ) -> Iterator[Answer | None]:
         """Assign calls to workers as they become free, and yield the answers.
 
@@ -141,6 +143,7 @@ class Pool(Generic[W]):
             tick_s: seconds without an answer after which None is yielded; None for never.
             together: how many calls to send a worker at once, evaluated each time; one if None. If the worker is lost,
                 they are repeated one by one.
+            times: how many times the timeout a call may take.
         """
         if self.closed:
             raise RunError("this executor is closed. Create a new one.")
@@ -159,8 +162,7 @@ class Pool(Generic[W]):
                     if not calls:
                         break
                     busy[worker] = calls
-                    messages = [message(worker, call.argument) for call in calls]
-                    worker.send(*(messages[0] if len(calls) == 1 else (TOGETHER, messages)), times=len(calls))
+                    _send(worker, [(message(worker, call.argument), times(call.argument)) for call in calls])
                 if exhausted and given == sent:
                     return
                 due = given if ordered else next(iter(ready), -1)
@@ -213,6 +215,12 @@ class Pool(Generic[W]):
                 raise RunError(f"a worker process {lost} while it started, {TRIES} times in a row. {saved}") from None
             log.warning("a worker process %s; restarting it.", lost)
             worker.start()
+
+
+def _send(worker: Worker, messages: Sequence[tuple[tuple[Any, ...], int]]) -> None:
+    """Send messages, each with how many times the timeout it may take, in one call."""
+    calls = [call for call, _ in messages]
+    worker.send(*(calls[0] if len(calls) == 1 else (TOGETHER, calls)), times=sum(times for _, times in messages))
 
 
 def result(worker: Worker, good: bool, value: Any, advice: str) -> Any:

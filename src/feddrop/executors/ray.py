@@ -76,7 +76,7 @@ class Ray(Spread):
         flat = tensor.detach().to("cpu").contiguous().reshape(-1)
         return StoredTensor(self._cluster.ray.put(flat.view(torch.uint8).numpy()), tensor.dtype, tuple(tensor.shape))
 
-    def _shared(self, values: dict[str, Any]) -> Any:
+    def _shared(self, values: Any) -> Any:
         with self._cluster.reached():
             return self._cluster.ray.put(values)
 

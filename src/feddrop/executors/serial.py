@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -30,6 +31,10 @@ class Serial:
     def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
         """Let devices train, in order."""
         return (self._device.handle(parcel.frame, parcel.memory) for parcel in parcels)
+
+    def merge(self, shared: Any, blocks: Iterable[Any]) -> Iterator[Any]:
+        """Merge blocks, in order."""
+        return (self._device.merge(block, shared) for block in blocks)
 
     def evaluate(self, params: Params) -> dict[str, float]:
         """Return the mean loss and every measure on the test set."""

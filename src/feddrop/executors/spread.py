@@ -10,7 +10,7 @@ import torch
 
 from feddrop.errors import RunError
 from feddrop.executors.executor import DeviceTask, Measured, Parcel, Reply
-from feddrop.executors.pool import TOGETHER, Pool, Worker
+from feddrop.executors.pool import TOGETHER, Message, Pool, Worker
 from feddrop.subnets.parameters import Params
 
 TOGETHER_BYTES = 4 * 2**20
@@ -51,13 +51,7 @@ class Spread:
 
     def evaluate(self, params: Params) -> dict[str, float]:
         """Return the mean loss and every measure on the test set, whose chunks are spread over the workers."""
-        values = self._shared({name: tensor.numpy() for name, tensor in params.items()})
-        loaded: dict[Worker, int] = {}
-
-        def message(worker: Worker, chunk: Any) -> tuple[Any, ...]:
-            knows = loaded.get(worker) == worker.generation
-            loaded[worker] = worker.generation
-            return "evaluate", chunk, None if knows else values
+        message = self._message("evaluate", {name: tensor.numpy() for name, tensor in params.items()})
 
         def given_up(_: Any, reason: str) -> Any:
             saved = "Finished rounds are saved: resume the run, with fewer workers if memory is short."
@@ -66,7 +60,25 @@ class Spread:
         measured = self._pool.in_order(self._task.chunks, message, given_up)
         return self._task.combine(Measured(*one) for one in measured)
 
-    def _shared(self, values: dict[str, Any]) -> Any:
+    def merge(self, shared: Any, blocks: Iterable[Any]) -> Iterator[Any]:
+        """Let workers merge blocks; yield the parts in order, and for a block that is given up, why."""
+        message = self._message("merge", shared)
+        return self._pool.in_order(
+            blocks, message, lambda _, reason: f"its worker process {reason}", times=lambda block: len(block.jobs)
+        )
+
+    def _message(self, name: str, values: Any) -> Message[Any]:
+        """Return the function that makes calls of this name, in which every worker receives the values once."""
+        values, loaded = self._shared(values), dict[Worker, int]()
+
+        def message(worker: Worker, argument: Any) -> tuple[Any, ...]:
+            knows = loaded.get(worker) == worker.generation
+            loaded[worker] = worker.generation
+            return name, argument, None if knows else values
+
+        return message
+
+    def _shared(self, values: Any) -> Any:
         """Return values in the form in which they are sent to several workers."""
         return values
 
@@ -81,6 +93,8 @@ class DeviceCalls:
         """Answer a call of :class:`Spread`."""
         if name == TOGETHER:
             return [self(*call) for call in arguments[0]]
+        if name == "merge":
+            return self._device.merge(*arguments)
         return tuple(self._device.handle(*arguments)) if name == "handle" else self._evaluate(*arguments)
 
     def _evaluate(self, chunk: Any, values: dict[str, Any] | None) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from statistics import median
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,13 @@ class Note(Protocol):
 
     def __call__(self, device: int, **found: Any) -> None:
         """Record ``size``, ``suspicious`` or ``status``."""
+
+
+class Looked(NamedTuple):
+    """What the guard has seen of a round's updates, and those that wait until all have arrived."""
+
+    seen: Seen
+    waiting: list[tuple[Any, Any]]
 
 
 class Guard:
@@ -82,7 +89,12 @@ class Guard:
         return found
 
     def watch(
-        self, updates: Iterable[tuple[Any, U]], before: Params, round_: int, note: Note
+        self,
+        updates: Iterable[tuple[Any, U]],
+        before: Params,
+        round_: int,
+        note: Note,
+        looked: Looked | None = None,
     ) -> Iterator[tuple[Any, U]]:
         """Pass jobs and updates on, and note what was found about them.
 
@@ -96,20 +108,11 @@ class Guard:
             round_: the round.
             note: called with the device and the ``size`` of its update, why it is ``suspicious``, or the ``status`` of
                 one that is refused.
+            looked: what was seen of updates of this round that are merged already.
         """
-        seen, last, waiting = Seen(self._seed, round_), self.median, list[tuple[Any, U]]()
-        for job, update in updates:
-            size = seen.add(update)
-            note(update.device, size=size)
-            update = self._weighed(update)
-            if (
-                self._holds
-                or (self._server.clip and not size <= self._server.clip * last)
-                or (not size <= ABSURD * last and size > largest_sane(before, size))
-            ):
-                waiting.append((job, update))
-            else:
-                yield job, update
+        last, looked = self.median, looked or self.looks(round_)
+        yield from self.passing(updates, looked, before, note)
+        seen, waiting = looked
         sizes = seen.sizes
         self.median = median(sizes[device] for device in seen.trusted(self.known)) if sizes else self.median
         usual, whose = self.median, "the round's"
@@ -135,6 +138,28 @@ class Guard:
         yield from self._defended(sane, before, round_, marks, times, refused=len(waiting) - len(sane))
         for device, reason in marks.items():
             note(device, suspicious=reason)
+
+    def looks(self, round_: int) -> Looked:
+        """Return what is seen before the first update of a round."""
+        return Looked(Seen(self._seed, round_), [])
+
+    def passing(
+        self, updates: Iterable[tuple[Any, U]], looked: Looked, before: Params, note: Note
+    ) -> Iterator[tuple[Any, U]]:
+        """Look at updates as they arrive, and pass on those that need not wait for the others."""
+        last = self.median
+        for job, update in updates:
+            size = looked.seen.add(update)
+            note(update.device, size=size)
+            update = self._weighed(update)
+            if (
+                self._holds
+                or (self._server.clip and not size <= self._server.clip * last)
+                or (not size <= ABSURD * last and size > largest_sane(before, size))
+            ):
+                looked.waiting.append((job, update))
+            else:
+                yield job, update
 
     def _weighed(self, update: U) -> U:
         """Return an update that counts for at most ``server.max_samples`` samples."""

@@ -7,7 +7,13 @@ median, are in :mod:`feddrop.learning.robust`; here they are weighted means like
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,6 +25,17 @@ from feddrop.subnets.piece import Piece, scatter, scatter_flat
 
 USUAL = 3.0
 """Values of entries with few holders are clipped to this multiple of the usual size of the tensor's values."""
+
+
+Arrays = Mapping[str, npt.NDArray[np.floating]]
+
+
+class Sums(NamedTuple):
+    """What a plain mean holds: weighted sums, the weights of the holders if needed, and that of all contributors."""
+
+    total: Arrays
+    held: Arrays
+    weight: float
 
 
 class Mean:
@@ -63,6 +80,18 @@ class Mean:
     def count(self, weight: float) -> None:
         """Count a contributor with this weight."""
         self.weight += weight
+
+    def sums(self) -> Sums:
+        """Return what a plain mean holds, not copied."""
+        total, held = ({name: t.numpy() for name, t in tensors.items()} for tensors in (self._total, self.held))
+        return Sums(total, held, self.weight)
+
+    def include(self, sums: Sums) -> None:
+        """Add the sums of another plain mean over the same parameters."""
+        for mine, other in ((self._total, sums.total), (self.held, sums.held)):
+            for name, tensor in mine.items():
+                np.add(tensor.numpy(), other[name], out=tensor.numpy())
+        self.weight += sums.weight
 
     def mean(self) -> Params:
         """Return the mean of all values added, in the dtypes of the parameters."""
@@ -116,3 +145,37 @@ def _usual_size(votes: list[tuple[Tensor, Piece]]) -> float:
     """Return the median over the devices of the root mean square of what they sent; of two, the smaller."""
     sizes = [float(np.linalg.norm(v.float().numpy())) / v.numel() ** 0.5 for v, _ in votes if v.numel()]
     return float(np.quantile(sizes, 0.5, method="lower")) if sizes else 0.0
+
+
+class Means:
+    """The means that the merge of a method opens, one after another.
+
+    A merge that uses its updates only through its means can be split: its means over a part of the updates are kept,
+    and another merge, over the rest, starts from their sums.
+
+    Attributes:
+        count: how many were opened so far.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._opened, self._start = list[Mean](), deque[Sums]()
+        self._kept = False
+
+    def open(self, mean: Mean) -> Mean:
+        """Return a mean that a merge opens, with the sums that it starts from."""
+        self.count += 1
+        if self._start:
+            mean.include(self._start.popleft())
+        if self._kept:
+            self._opened.append(mean)
+        return mean
+
+    @contextmanager
+    def kept(self, start: Sequence[Sums] = ()) -> Iterator[list[Mean]]:
+        """Keep the means that are opened in this context; the first ones start from these sums."""
+        self._kept, self._opened, self._start = True, [], deque(start)
+        try:
+            yield self._opened
+        finally:
+            self._kept, self._opened, self._start = False, [], deque()

@@ -71,6 +71,15 @@ class _Window(NamedTuple):
     shape: tuple[int, ...]
 
 
+class SeenPart(NamedTuple):
+    """What is kept of some updates of a round; see :class:`Seen`."""
+
+    sizes: dict[int, float]
+    samples: dict[int, int]
+    sketches: list[Sketch]
+    shares: list[float]
+
+
 @dataclass
 class Seen:
     """What is kept of the updates of a round."""
@@ -114,6 +123,19 @@ class Seen:
         self._sketches.append(sketch)
         self._shares.append(held / max(1, all_))
         return size
+
+    def taken(self) -> SeenPart:
+        """Return what was kept since the last call, and forget it."""
+        part = SeenPart(self.sizes, self.samples, self._sketches, self._shares)
+        self.sizes, self.samples, self._sketches, self._shares = {}, {}, [], []
+        return part
+
+    def extend(self, part: SeenPart) -> None:
+        """Keep what was taken elsewhere, from updates of the same round."""
+        self.sizes |= part.sizes
+        self.samples |= part.samples
+        self._sketches += part.sketches
+        self._shares += part.shares
 
     def _lay_out(self, subnet: Subnet) -> None:
         """Place the windows of all tensors in one buffer with rows of one value per bucket, and draw their signs."""

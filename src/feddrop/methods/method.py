@@ -23,7 +23,7 @@ from feddrop.config import Server, Train
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.batches import Inputs
 from feddrop.learning.local import Gradients, Loss, Objective, train_network
-from feddrop.learning.means import Mean
+from feddrop.learning.means import Mean, Means
 from feddrop.seeds import derive
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
@@ -150,6 +150,8 @@ class Method(NamedTuple):
             mode, for ``eval_rates`` and ``load_model(folder, rate=...)``; methods of the package have it.
         returns_weights: whether devices return weights, because they train weights that the server does not know; the
             server subtracts its own, so that guard and ``merge`` get changes.
+        linear: whether ``merge`` uses updates only by adding them to the means of :meth:`Setup.mean_of`, and returns
+            its state unchanged; ``execution.merge_block`` needs this.
     """
 
     init: Callable[[Params], State]
@@ -163,6 +165,7 @@ class Method(NamedTuple):
     notes: Callable[[State], Mapping[str, float]] | None = None
     at: Callable[[State, Params, int, float, int], nn.Module] | None = None
     returns_weights: bool = False
+    linear: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,13 +192,20 @@ class Setup:
     server: Server = field(default_factory=Server)
     seed: int = 0
     _known: list[Blueprint] = field(default_factory=list, repr=False, compare=False)
-    _means: list[int] = field(default_factory=lambda: [0], repr=False, compare=False)
+    _means: list[Means] = field(default_factory=list, repr=False, compare=False)
 
     def blueprint(self) -> Blueprint:
         """Return the network's blueprint, which is read once, also for copies of this setup."""
         if not self._known:
             self._known.append(Blueprint(self.model, self.example))
         return self._known[0]
+
+    @property
+    def means(self) -> Means:
+        """The means that :meth:`mean_of` has returned, also for copies of this setup."""
+        if not self._means:
+            self._means.append(Means())
+        return self._means[0]
 
     def lr(self, round_: int) -> float:
         """Return the learning rate of a round."""
@@ -207,13 +217,7 @@ class Setup:
         Add every update with ``mean.add(name, values, piece, weight)`` and ``mean.count(weight)``; ``mean.mean()`` is
         the result.
         """
-        self._means[0] += 1
-        return Mean(like, self.server, over=over)
-
-    @property
-    def means(self) -> int:
-        """How many means :meth:`mean_of` has returned, by which a run sees whether a method uses ``server.mean``."""
-        return self._means[0]
+        return self.means.open(Mean(like, self.server, over=over))
 
     def average(self, params: Params, updates: Iterable[tuple[Job, Update]], *, over: str = "holders") -> Params:
         """Return the parameters plus the mean of the updates, of the kind ``server.mean``.

@@ -25,6 +25,7 @@ from feddrop.learning.local import Loss, evaluate, right_by_class
 from feddrop.learning.metrics import Metric, MetricSet, joined
 from feddrop.methods.method import Job, MethodFactory, Setup, checked_reply, checked_subnet, train_subnet
 from feddrop.seeds import derive
+from feddrop.simulation.blocks import Block, Merger, Part, Shared
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import PLACED, full_subnet, scaled, to_device_shape, without
@@ -178,6 +179,7 @@ class Device:
         self.method = task.factory(replace(task.setup, model=self.model))
         norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         self._norms = any(isinstance(module, norms) for module in self.model.modules())
+        self._merger: Merger | None = None
 
     def handle(self, frame: bytes, memory: bytes = b"") -> Reply:
         """Process a frame. An error becomes part of the reply, so that server and other devices continue."""
@@ -189,6 +191,11 @@ class Device:
             error = str(failure) if isinstance(failure, FeddropError) else f"{type(failure).__name__}: {failure}"
             return Reply(error=error, memory=memory, seconds=time.perf_counter() - started)
         return Reply(answer, remembered, "", time.perf_counter() - started)
+
+    def merge(self, block: Block, shared: Shared | None) -> Part:
+        """Let the devices of a block train, and merge their updates; see :mod:`feddrop.simulation.blocks`."""
+        self._merger = self._merger or Merger(self.task, self.handle)
+        return self._merger(block, shared)
 
     def _handle(self, data: bytes, memory: bytes) -> tuple[bytes, bytes]:
         """Read the job, train its subnet on local data, write the update."""

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from feddrop import wire
 from feddrop.errors import FrameError, RunError, shortened
-from feddrop.executors.executor import Executor, Parcel, Reply
+from feddrop.executors.executor import Computes, Parcel, Reply
 from feddrop.learning.guard import LARGEST
 from feddrop.methods.method import Job, Method, Update, checked_subnet
 from feddrop.subnets.parameters import Params
@@ -55,7 +55,7 @@ class Forgetful(dict[int, bytes]):
 
 def exchange(
     method: Method,
-    executor: Executor,
+    executor: Computes,
     params: Params,
     jobs: Sequence[Job],
     dtype: str | Mapping[int, str],
@@ -179,7 +179,11 @@ def _mismatches(frame: Frame, job: Job, dtype: str, num_samples: int | None) -> 
 
 
 def checked_update(
-    method: Method, sent: SentJob, reply: Reply, num_samples: Sequence[int] | None, frozen: Set[str]
+    method: Method,
+    sent: SentJob,
+    reply: Reply,
+    num_samples: Sequence[int] | Mapping[int, int] | None,
+    frozen: Set[str],
 ) -> tuple[Update | None, str]:
     """Return the update in a reply, or None and the reason why it has no usable one."""
     if reply.error:

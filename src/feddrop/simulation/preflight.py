@@ -22,7 +22,7 @@ from feddrop.config.radio import GIVEN_RATES, WITHOUT_DROPOUT
 from feddrop.errors import ConfigError, named_object, shortened
 from feddrop.learning.local import accuracy
 from feddrop.methods.sizes import NO_AT
-from feddrop.simulation import clock_checks, mistakes
+from feddrop.simulation import blocks, clock_checks, mistakes
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, RADIO_HOOKS, CustomObjects
 from feddrop.simulation.custom_checks import check_custom
@@ -337,6 +337,12 @@ def method_uses_the_mean(run: Prepared) -> Iterator[str]:
             yield unused_mean(run.config.server)
 
 
+def blocks_can_be_merged(run: Prepared) -> Iterator[str]:
+    """Updates can be added up where devices train."""
+    if run.config.execution.merge_block:
+        yield from blocks.problems(run)
+
+
 RUN_CHECKS = (
     gains_have_a_radio,
     network_fits_the_data,
@@ -348,6 +354,7 @@ RUN_CHECKS = (
     sub_models_can_be_built,
     first_round_can_be_planned,
     method_uses_the_mean,
+    blocks_can_be_merged,
 )
 """Checks that need network, data, method and scheme."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from feddrop.errors import RunError, shortened
 from feddrop.executors.executor import Executor, Reply
-from feddrop.learning.guard import Guard
+from feddrop.learning.guard import Guard, Looked
 from feddrop.methods.method import Job, Method, State, Update, checked_state
 from feddrop.simulation.exchange import Forgetful, MemoryStore, SentJob, checked_update, exchange
 from feddrop.simulation.untrained import Untrained
@@ -69,11 +69,9 @@ def run_round(
         seed: the run's root seed.
         dtype: how values travel, for all devices or by device.
     """
-    method, params, memories, lost = intake.method, intake.params, intake.memories, intake.lost
+    method, params, memories = intake.method, intake.params, intake.memories
     jobs = planned_jobs(method, intake.state, params, intake.round, rates, seed) if rates else []
-    merges = len(rates) - len(lost) >= intake.min_devices or bool(rates and not lost)
-    if not merges:
-        intake.lost = {**dict.fromkeys(rates, TOO_FEW), **lost}
+    merges = intake.merges(rates)
 
     def updates() -> Iterator[tuple[Job, Update]]:
         for sent, reply in exchange(method, executor, params, jobs, dtype, memories, intake.frozen):
@@ -123,7 +121,7 @@ class Intake:
     state: State
     round: int
     memories: MemoryStore = field(default_factory=Forgetful, kw_only=True)
-    num_samples: Sequence[int] | None = field(default=None, kw_only=True)
+    num_samples: Sequence[int] | Mapping[int, int] | None = field(default=None, kw_only=True)
     guard: Guard = field(default_factory=Guard, kw_only=True)
     min_devices: int = field(default=1, kw_only=True)
     frozen: Set[str] = field(default=frozenset(), kw_only=True)
@@ -135,6 +133,13 @@ class Intake:
     def done(self) -> list[DeviceRound]:
         """What each device did, in the order of their numbers."""
         return [self.devices[number] for number in sorted(self.devices)]
+
+    def merges(self, rates: Mapping[int, float]) -> bool:
+        """Return whether enough updates of these devices can arrive to be merged; otherwise, all are lost."""
+        if len(rates) - len(self.lost) >= self.min_devices or (rates and not self.lost):
+            return True
+        self.lost = {**dict.fromkeys(rates, TOO_FEW), **self.lost}
+        return False
 
     def checked(self, sent: SentJob, reply: Reply) -> Update | None:
         """Return the update in a reply, if it is usable, and keep what the device did."""
@@ -151,19 +156,25 @@ class Intake:
             update = replace(update, values=_changes(update, self.params))
         return update
 
-    def merged(self, updates: Iterable[tuple[Job, Update]], discount: Discount | None = None) -> RoundResult:
+    def merged(
+        self,
+        updates: Iterable[tuple[Job, Update]],
+        discount: Discount | None = None,
+        looked: Looked | None = None,
+    ) -> RoundResult:
         """Merge checked updates as they arrive, at most one per device.
 
         Args:
             updates: jobs and updates.
             discount: changes each update after the guard, for example by its staleness.
+            looked: what the guard has seen of updates that are merged already.
         """
 
         def arrived() -> Iterator[tuple[Job, Update]]:
             yield from updates
             self._check_enough()
 
-        watched = self.guard.watch(arrived(), self.params, self.round, self._note)
+        watched = self.guard.watch(arrived(), self.params, self.round, self.note, looked)
         if discount is not None:
             watched = ((job, discount(job, update)) for job, update in watched)
         found: Any = self.method.merge(self.state, self.params, watched)
@@ -175,7 +186,7 @@ class Intake:
         after = without_negative_variances(self.params, merged)
         return RoundResult(after, checked_state(state, "merge"), self.done)
 
-    def _note(self, device: int, **found: Any) -> None:
+    def note(self, device: int, **found: Any) -> None:
         """Keep what the guard found about an update; one with another status is not used."""
         refused: dict[str, Any] = {"loss": None, "num_samples": 0} if "status" in found else {}
         self.devices[device] = replace(self.devices[device], **found, **refused)

@@ -22,6 +22,7 @@ from feddrop.learning.guard import Guard
 from feddrop.methods.method import Method, State
 from feddrop.radio.plan import ArrayState
 from feddrop.simulation import recording
+from feddrop.simulation.blocks import run_in_blocks
 from feddrop.simulation.clock import VirtualClock
 from feddrop.simulation.device import Root
 from feddrop.simulation.exchange import MemoryStore
@@ -141,9 +142,11 @@ def next_round(
     else:
         plan = ready.scheme.decide(round_, server.cell, server.params)
         intake = server.intake(ready, memories, lost=plan.lost)
-        result = run_round(intake, executor, plan.rates, config.seed, plan.dtypes or config.execution.dtype)
+        given = intake, executor, plan.rates, config.seed, plan.dtypes or config.execution.dtype
+        size, means = config.execution.merge_block, ready.task.setup.means
+        result = run_in_blocks(*given, means=means, size=size) if size else run_round(*given)
     merged = any(device.loss is not None for device in result.devices)  # else nothing was merged
-    if round_ == 1 and merged and config.server.weighs and not ready.task.setup.means:
+    if round_ == 1 and merged and config.server.weighs and not ready.task.setup.means.count:
         raise RunError(unused_mean(config.server))
     after = stepped(ready, server, result.params, result.state) if merged else replace(server, round=round_)
     after = replace(after, cell=plan.state)

@@ -62,14 +62,14 @@ def try_torch_device(name: str) -> None:
 
 def uses_server_mean(setup: Setup, method: Method, state: State, params: Params, rates: Mapping[int, float]) -> bool:
     """Return whether a method merges with ``setup.mean_of``; True also if it cannot be tried on updates of zeros."""
-    before = setup.means
+    before = setup.means.count
     state, params = ({name: tensor.clone() for name, tensor in tensors.items()} for tensors in (state, params))
     try:
         updates = [(job, _zero_update(method, job)) for job in method.plan(state, params, 1, rates, setup.seed)]
         method.merge(state, params, iter(updates))
     except Exception:  # the method refuses such updates; the first round will report an unused mean
         return True
-    return setup.means > before
+    return setup.means.count > before
 
 
 def unused_mean(server: Server) -> str:

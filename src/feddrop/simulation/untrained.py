@@ -39,6 +39,14 @@ class Untrained:
             if index is None or not self.left[name].any():
                 del self.left[name]
 
+    def only(self, left: Mapping[str, npt.NDArray[np.bool_]]) -> None:
+        """Remove what is not left elsewhere either."""
+        for name in list(self.left):
+            if name in left:
+                self.left[name] &= left[name]
+            if name not in left or not self.left[name].any():
+                del self.left[name]
+
     @property
     def share(self) -> float:
         """The share of all trainable parameters that is left."""
