@@ -39,7 +39,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 Handle = Callable[[bytes, bytes], Reply]
 
 
-class Shared(NamedTuple):
+class RoundOfBlocks(NamedTuple):
     """What all blocks of a round have in common; a worker receives it once."""
 
     params: Arrays
@@ -50,7 +50,7 @@ class Shared(NamedTuple):
     untrained: bool
 
 
-class Block(NamedTuple):
+class DeviceBlock(NamedTuple):
     """Some jobs of a round, with payloads as arrays, and what the server knows about their devices."""
 
     jobs: list[Job]
@@ -60,7 +60,7 @@ class Block(NamedTuple):
     lost: dict[int, str]
 
 
-class Part(NamedTuple):
+class MergedBlock(NamedTuple):
     """A merged block.
 
     Attributes:
@@ -90,13 +90,13 @@ class Merger:
 
     def __init__(self, task: Task, handle: Handle) -> None:
         self._setup, self._handle, self._method = task.setup, handle, task.factory(task.setup)
-        self._shared: Shared | None = None
+        self._shared: RoundOfBlocks | None = None
 
     def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
         """Let devices train, in order."""
         return (self._handle(parcel.frame, parcel.memory) for parcel in parcels)
 
-    def __call__(self, block: Block, shared: Shared | None) -> Part:
+    def __call__(self, block: DeviceBlock, shared: RoundOfBlocks | None) -> MergedBlock:
         """Merge a block; without ``shared``, that of the last call is used."""
         if shared is not None and shared is not self._shared:
             self._shared, self._guard = shared, shared.guard
@@ -126,7 +126,7 @@ class Merger:
         waiting, seen = self._looked.waiting[:], self._looked.seen.taken()
         self._looked.waiting.clear()
         left = untrained.left if untrained else {}
-        return Part(intake.devices, [mean.sums() for mean in means], seen, waiting, dict(memories), left, linear)
+        return MergedBlock(intake.devices, [mean.sums() for mean in means], seen, waiting, dict(memories), left, linear)
 
 
 def _tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -167,7 +167,7 @@ def run_in_blocks(
     merges, looked = intake.merges(rates), intake.guard.looks(intake.round)
     total, sent = list[Sums](), deque[list[Job]]()
 
-    def blocks() -> Iterator[Block]:
+    def blocks() -> Iterator[DeviceBlock]:
         for first in range(0, len(jobs), size):
             sent.append(jobs[first : first + size])
             yield _block(intake, sent[-1], dtype)
@@ -200,14 +200,16 @@ def _arrays(tensors: Mapping[str, Tensor]) -> Any:
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
-def _shared(intake: Intake) -> Shared:
+def _shared(intake: Intake) -> RoundOfBlocks:
     untrained = intake.untrained is not None and bool(intake.untrained.left)
-    return Shared(_arrays(intake.params), _arrays(intake.state), intake.round, intake.guard, intake.frozen, untrained)
+    return RoundOfBlocks(
+        _arrays(intake.params), _arrays(intake.state), intake.round, intake.guard, intake.frozen, untrained
+    )
 
 
-def _block(intake: Intake, jobs: Sequence[Job], dtype: str | Mapping[int, str]) -> Block:
+def _block(intake: Intake, jobs: Sequence[Job], dtype: str | Mapping[int, str]) -> DeviceBlock:
     numbers, samples = [job.device for job in jobs], intake.num_samples
-    return Block(
+    return DeviceBlock(
         [replace(job, payload=_arrays(job.payload)) for job in jobs],
         dtype if isinstance(dtype, str) else {number: dtype[number] for number in numbers},
         {number: intake.memories.get(number) for number in numbers},
