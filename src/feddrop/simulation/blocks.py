@@ -50,7 +50,7 @@ class RoundOfBlocks(NamedTuple):
     untrained: bool
 
 
-class DeviceBlock(NamedTuple):
+class JobBlock(NamedTuple):
     """Some jobs of a round, with payloads as arrays, and what the server knows about their devices."""
 
     jobs: list[Job]
@@ -96,7 +96,7 @@ class Merger:
         """Let devices train, in order."""
         return (self._handle(parcel.frame, parcel.memory) for parcel in parcels)
 
-    def __call__(self, block: DeviceBlock, shared: RoundOfBlocks | None) -> MergedBlock:
+    def __call__(self, block: JobBlock, shared: RoundOfBlocks | None) -> MergedBlock:
         """Merge a block; without ``shared``, that of the last call is used."""
         if shared is not None and shared is not self._shared:
             self._shared, self._guard = shared, shared.guard
@@ -167,7 +167,7 @@ def run_in_blocks(
     merges, looked = intake.merges(rates), intake.guard.looks(intake.round)
     total, sent = list[Sums](), deque[list[Job]]()
 
-    def blocks() -> Iterator[DeviceBlock]:
+    def blocks() -> Iterator[JobBlock]:
         for first in range(0, len(jobs), size):
             sent.append(jobs[first : first + size])
             yield _block(intake, sent[-1], dtype)
@@ -207,9 +207,9 @@ def _shared(intake: Intake) -> RoundOfBlocks:
     )
 
 
-def _block(intake: Intake, jobs: Sequence[Job], dtype: str | Mapping[int, str]) -> DeviceBlock:
+def _block(intake: Intake, jobs: Sequence[Job], dtype: str | Mapping[int, str]) -> JobBlock:
     numbers, samples = [job.device for job in jobs], intake.num_samples
-    return DeviceBlock(
+    return JobBlock(
         [replace(job, payload=_arrays(job.payload)) for job in jobs],
         dtype if isinstance(dtype, str) else {number: dtype[number] for number in numbers},
         {number: intake.memories.get(number) for number in numbers},

@@ -25,7 +25,7 @@ from feddrop.learning.local import Loss, evaluate, right_by_class
 from feddrop.learning.metrics import Metric, MetricSet, joined
 from feddrop.methods.method import Job, MethodFactory, Setup, checked_reply, checked_subnet, train_subnet
 from feddrop.seeds import derive
-from feddrop.simulation.blocks import DeviceBlock, MergedBlock, Merger, RoundOfBlocks
+from feddrop.simulation.blocks import JobBlock, MergedBlock, Merger, RoundOfBlocks
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import PLACED, full_subnet, scaled, to_device_shape, without
@@ -192,7 +192,7 @@ class Device:
             return Reply(error=error, memory=memory, seconds=time.perf_counter() - started)
         return Reply(answer, remembered, "", time.perf_counter() - started)
 
-    def merge(self, block: DeviceBlock, shared: RoundOfBlocks | None) -> MergedBlock:
+    def merge(self, block: JobBlock, shared: RoundOfBlocks | None) -> MergedBlock:
         """Let the devices of a block train, and merge their updates; see :mod:`feddrop.simulation.blocks`."""
         self._merger = self._merger or Merger(self.task, self.handle)
         return self._merger(block, shared)
