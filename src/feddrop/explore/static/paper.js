@@ -37,7 +37,8 @@ function points(one) {
       el("td", { class: "chips" }, ...chips));
   });
   const heads = ["Comparison", "Margin", "Difference", "Says", "One number per seed"];
-  return [el("p", {}, `${one.shown[0].toUpperCase()}${one.shown.slice(1)}. ${one.note ? `${one.note}.` : ""}`),
+  const sentence = (text) => text ? `${text[0].toUpperCase()}${text.slice(1)}. ` : "";
+  return [el("p", {}, sentence(one.shown) + sentence(one.note)),
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Comparisons" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...body))),
     place];
 }
