@@ -401,16 +401,6 @@ def test_a_lowered_limit_makes_a_mark_no_surer():
     assert "(limit 2.8, lowered by an earlier mark)" in said[1]
 
 
-def test_a_possible_mark_is_not_remembered():
-    """Honest devices with unusual data are marked once in a while, and would be marked for long."""
-    watch = guard()
-    draws = [torch.randn(64, generator=torch.Generator().manual_seed(n)) for n in range(8)]
-    for size, left in ((8.0, {}), (4.0, {}), (12.0, {7: RECENT}), (4.0, {7: RECENT}), (1.0, {7: RECENT - 1})):
-        updates = [(None, Sent(n, {"w": (1.0 if n < 7 else size) * draws[n]}, WIDE)) for n in range(8)]
-        list(watch.watch(iter(updates), {"w": torch.ones(64)}, 1, Notes()))
-        assert watch.known == left
-
-
 def crowd(watch, noise, times):
     """What is marked of six honest updates, a common one plus noise, and four hostile ones that are the same."""
     notes = Notes()

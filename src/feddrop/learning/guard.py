@@ -62,8 +62,7 @@ class Guard:
 
     Attributes:
         known: devices that were marked, and for how many more of their updates that counts: their limits are lower,
-            and the others are not compared with them. A mark that is only possible continues this, but does not start
-            it: an honest device with unusual data would be marked from then on. Saved with the run.
+            and the others are not compared with them. Saved with the run.
     """
 
     def __init__(
@@ -118,13 +117,11 @@ class Guard:
         usual, whose = self.median, "the round's"
         if last >= (usual if len(sizes) >= A_FEW else 0.0):
             usual, whose = last, "the last round's"
-        found = seen.suspicious(usual, whose, self.known)
-        marks = {device: mark.text for device, mark in found.items()}
-        fresh = {device for device, mark in found.items() if mark.likely or device in self.known}
+        marks = seen.suspicious(usual, whose, self.known)
         self.known = {  # a new object: copies of this guard keep theirs
-            device: RECENT if device in fresh else left - (device in sizes)
-            for device, left in (self.known | dict.fromkeys(fresh, RECENT)).items()
-            if device in fresh or left > (device in sizes)
+            device: RECENT if device in marks else left - (device in sizes)
+            for device, left in (self.known | dict.fromkeys(marks, RECENT)).items()
+            if device in marks or left > (device in sizes)
         }
         times = {device: size / usual if usual > 0 else 1.0 for device, size in sizes.items()}
         sane = []

@@ -37,9 +37,7 @@ OPPOSED, OPPOSED_SPREADS = -0.22, 2.5
 CLAIMED = 1000.0
 """Times the median number of samples from which a claim is marked."""
 KNOWN = 0.4
-"""Factor on the limits of devices that were marked in the last rounds, first by a mark that was at least likely."""
-LIKELY, ALMOST_CERTAIN = 1.3, 2.0
-"""Times the usual limit from which a mark is likely and almost certain; other marks are possible."""
+"""Factor on the limits of devices that were marked in the last rounds."""
 A_FEW, ENOUGH = 3, 5
 """Numbers of updates from which a round's median is used, and from which their directions and spread are."""
 
@@ -48,18 +46,6 @@ _COMPARED = 256
 """The most updates that each one's direction is compared with."""
 _ROWS, _COLUMNS = 256, 128
 """Sketches, and buckets of all sketches, that are compared at a time, in the cache of a core."""
-
-
-class Mark(NamedTuple):
-    """Why an update is suspicious: how many times the usual limit it reaches at most, and the text of the record."""
-
-    excess: float
-    text: str
-
-    @property
-    def likely(self) -> bool:
-        """Whether the mark is more than possible."""
-        return self.excess >= LIKELY
 
 
 class _Window(NamedTuple):
@@ -166,7 +152,7 @@ class Seen:
         rest = [device for device in self.sizes if device not in known]
         return rest if len(rest) >= ENOUGH and 2 * len(rest) > len(self.sizes) else list(self.sizes)
 
-    def suspicious(self, usual: float, whose: str, known: Collection[int] = ()) -> dict[int, Mark]:
+    def suspicious(self, usual: float, whose: str, known: Collection[int] = ()) -> dict[int, str]:
         """Return why and how surely updates are suspicious, by device.
 
         Args:
@@ -207,14 +193,14 @@ class Seen:
         return {device: _verdict(reasons) for device, reasons in sorted(found.items())}
 
 
-def _verdict(reasons: list[tuple[float, str]]) -> Mark:
+def _verdict(reasons: list[tuple[float, str]]) -> str:
     """Return how sure the marks are, by the one that exceeds its usual limit most, and why.
 
     A mark that an earlier one of the same device made possible, by lowering the limit, is no surer for that.
     """
     most = max(excess for excess, _ in reasons)
-    sure = "almost certain" if most >= ALMOST_CERTAIN else "likely" if most >= LIKELY else "possible"
-    return Mark(most, f"{sure}: " + "; ".join(reason for _, reason in sorted(reasons, key=lambda one: -one[0])))
+    sure = "almost certain" if most >= 2.0 else "likely" if most >= 1.3 else "possible"
+    return f"{sure}: " + "; ".join(reason for _, reason in sorted(reasons, key=lambda one: -one[0]))
 
 
 def median_cosines(sketches: Sequence[Sketch], seed: int, among: Places | None = None) -> Floats:
