@@ -195,6 +195,8 @@ def test_nothing_outside_the_root_is_read(root, tmp_path):
                 "..",
                 "base-seed1/../../outside",
                 "\0",
+                "x" * 5000,
+                "x" * 5000 + ".html",
             ):
                 for path in ("/table?run=", "/page?run=", "/page?page=", "/api/map?field=rate&run="):
                     assert ask(server, path + quote(name, safe=""))[0] == 400, name

@@ -63,8 +63,10 @@ class Runs:
 
     def folder(self, name: str) -> Path:
         """Return the folder of a run; a RunError if it is not a run folder below the root, or links out of it."""
-        path = (self.root / str(name)).resolve()
-        inside = path.is_relative_to(self.root) and (path / "run.json").is_file()
+        path, inside = self.root, False
+        with suppress(OSError, ValueError):  # too long, or with a null character
+            path = (self.root / str(name)).resolve()
+            inside = path.is_relative_to(self.root) and (path / "run.json").is_file()
         links = [one for one in (*path.glob("*"), *path.glob("*/*")) if one.is_symlink()] if inside else []
         if not inside or any(not one.resolve().is_relative_to(self.root) for one in links):
             raise RunError(f"{clean(name, 80)!r} is not a run folder below the root, or has links out of it.")
@@ -167,10 +169,11 @@ class Runs:
 
     def written_page(self, name: str) -> bytes:
         """Return a page that ``feddrop report`` or ``feddrop compare`` wrote below the root."""
-        path = (self.root / name).resolve()
-        if path.suffix != ".html" or not path.is_relative_to(self.root) or not path.is_file():
-            raise RunError(f"{clean(name, 80)!r} is not a page below the root.")
-        return path.read_bytes()
+        with suppress(OSError, ValueError):  # too long, or with a null character
+            path = (self.root / name).resolve()
+            if path.suffix == ".html" and path.is_relative_to(self.root) and path.is_file():
+                return path.read_bytes()
+        raise RunError(f"{clean(name, 80)!r} is not a page below the root.")
 
 
 def _row(run: RunLog) -> dict[str, Any]:
