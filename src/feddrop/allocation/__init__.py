@@ -18,7 +18,7 @@ from feddrop.allocation.baselines import Common, Equal, Fixed, Ideal, NoDropout,
 from feddrop.allocation.feasible import POLICIES, Shortfall, diagnose
 from feddrop.allocation.kkt import Multipliers
 from feddrop.allocation.objectives import OBJECTIVES, CustomCost, InverseKept, LinearKept, Objective, TabulatedCost
-from feddrop.allocation.optimum import Exact
+from feddrop.allocation.optimum import EXACT, Exact
 from feddrop.allocation.power import PowerProblem, SubbandPowerProblem
 from feddrop.allocation.primal_dual import ConstantSteps, FirstMultipliers, Pass, PrimalDual, RelativeSteps
 from feddrop.allocation.problem import Problem, RoundProblem
@@ -39,7 +39,6 @@ SCHEMES: dict[str, type[Exact | PrimalDual | Equal | Random | Common | Fixed | N
     scheme.name: scheme for scheme in (Exact, PrimalDual, Equal, Random, Common, Fixed, NoDropout, Ideal)
 }
 """The schemes by their names in TOML and on the command line."""
-_EXACT = Exact()
 
 
 def allocate(
@@ -76,7 +75,7 @@ def allocate(
         allowed = "a feddrop.Problem or feddrop.PowerProblem; Cell.problem(...) returns one"
         raise ConfigError(f"problem is {shortened(given)}; it must be {allowed}.")
     if isinstance(scheme, str):
-        scheme = _EXACT if scheme == "exact" else scheme_named(scheme)
+        scheme = EXACT if scheme == "exact" else scheme_named(scheme)
     if not hasattr(scheme, "solve"):
         raise ConfigError(f"scheme is {shortened(scheme)}; it must be a name, or a scheme such as feddrop.Exact().")
     if policy not in POLICIES:

@@ -68,6 +68,10 @@ class Exact:
         return optimum(*settle(problem, policy), self.objective)
 
 
+EXACT = Exact()
+"""The default scheme."""
+
+
 def optimum(problem: AnyProblem, active: BoolArray, phi: Objective) -> Allocation:
     """Return the optimum of a problem that is feasible for the active devices, ``[..., num_devices]``."""
     if (found := _attempt(problem, active, phi)) is not None:

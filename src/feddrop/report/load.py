@@ -18,9 +18,9 @@ from feddrop.report.runlog import (
     DEVICE_WORDS,
     LONGEST_LABEL,
     ROUND_FIELDS,
+    EarlierJob,
     Floats,
     Ints,
-    Job,
     RunLog,
     Size,
     Words,
@@ -80,7 +80,7 @@ def _by_device(table: DeviceTable, rounds: int) -> dict[str, Any]:
     shape, size = (rounds, len(devices)), rounds * len(devices)
     numbers, codes, known = dict[str, Floats](), dict[str, npt.NDArray[np.int32]](), {key: [""] for key in DEVICE_WORDS}
     suspicious, refusals, marks = np.zeros(size, np.bool_), Counter[str](), Counter[str]()
-    earlier = list[Job]()
+    earlier = list[EarlierJob]()
     columns = (*DEVICE_FIELDS, *DEVICE_WORDS, "suspicious")
     for (round_, device), part in zip(keys, table.parts(columns), strict=True):
         at = (round_ - 1) * len(devices) + np.searchsorted(devices, device)
@@ -116,7 +116,7 @@ def _by_device(table: DeviceTable, rounds: int) -> dict[str, Any]:
     }
 
 
-def _earlier(at: Ints, devices: int, part: Any) -> Iterator[Job]:
+def _earlier(at: Ints, devices: int, part: Any) -> Iterator[EarlierJob]:
     """Yield the rows of a table that a later row of the same round and device replaces."""
     last = np.zeros(len(at), np.bool_)
     last[len(at) - 1 - np.unique(at[::-1], return_index=True)[1]] = True
@@ -124,7 +124,7 @@ def _earlier(at: Ints, devices: int, part: Any) -> Iterator[Job]:
     for row in np.flatnonzero(~last).tolist():
         found = [part[key][row].as_py() for key in times]
         lasted = [np.nan if value is None else float(value) for value in found]
-        yield Job(*divmod(int(at[row]), devices), _status(part["status"][row].as_py() or ""), *lasted)
+        yield EarlierJob(*divmod(int(at[row]), devices), _status(part["status"][row].as_py() or ""), *lasted)
 
 
 def _encoded(column: Any) -> tuple[list[str], Ints]:

@@ -71,7 +71,7 @@ class Words:
         return np.asarray(self).tolist()
 
 
-class Job(NamedTuple):
+class EarlierJob(NamedTuple):
     """A job under a virtual clock whose device was asked again in the same server step; arrays hold the later job."""
 
     step: int
@@ -137,7 +137,7 @@ class RunLog:
     suspicions: Mapping[str, int]
     sizes: tuple[Size, ...] = ()
     untrained: float = 0.0
-    earlier: tuple[Job, ...] = ()
+    earlier: tuple[EarlierJob, ...] = ()
 
     def __repr__(self) -> str:
         return f"RunLog({self.name!r}, {len(self.rounds)} rounds, {len(self.devices)} devices)"

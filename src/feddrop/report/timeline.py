@@ -12,7 +12,7 @@ from feddrop.errors import ConfigError
 from feddrop.report import style
 from feddrop.report.html import Html, figure_panel, section, tiles
 from feddrop.report.quantities import how_many, in_digits, in_seconds, second_scale
-from feddrop.report.runlog import Bools, Floats, Job, RunLog
+from feddrop.report.runlog import Bools, EarlierJob, Floats, RunLog
 from feddrop.storage.records import DROPPED, LOST, STALE, UNANSWERED, VANISHED
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def timeline_figure(run: RunLog) -> Figure:
     return figure
 
 
-def _earlier_job(axes: Axes, job: Job, scale: float) -> None:
+def _earlier_job(axes: Axes, job: EarlierJob, scale: float) -> None:
     """Draw a job whose device was asked again in the same step; its answer did not count."""
     at = job.start_s
     for key, name in PHASES:
