@@ -67,6 +67,31 @@ def test_every_method_under_every_clock_runs_and_resumes_or_refuses(method, cloc
     assert lines(again) == lines(whole)
 
 
+AROUND = {
+    "adam": ["server.optimizer=fedadam", "server.lr=0.01"],
+    "median": ["server.mean=median", "server.min_devices=2"],
+    "trimmed": ["server.mean=trimmed", "server.clip=2.0"],
+    "agreement": ["server.agreement=0.4", "train.compress=0.2"],
+    "int8": ["execution.dtype=int8", "method.draw=importance"],
+    "units": ["method.level=unit", "method.rule=holders"],
+}
+"""Settings of the server, the devices and the frames that go around a method."""
+
+
+@pytest.mark.parametrize("settings", AROUND)
+def test_what_goes_around_a_method_goes_with_stale_answers(settings, tmp_path, monkeypatch):
+    config = config_of("feddrop", CLOCKS["buffered"] | {"buffer": 3}, *AROUND[settings])
+    whole = done(config, tmp_path / "whole")
+    assert any(device.staleness for record in whole.records for device in record.devices)
+    with monkeypatch.context() as patch:
+        killed_at(patch, random.Random(settings).randint(1, whole._server.clock.events.count))
+        with pytest.raises(KilledError):
+            list(Run(config, tmp_path / "killed", report=False))
+    again = done(config, tmp_path / "killed", resume=True)
+    assert bits(again) == bits(whole)
+    assert lines(again) == lines(whole)
+
+
 # --- executors
 
 

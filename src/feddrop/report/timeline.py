@@ -59,8 +59,9 @@ def _facts(run: RunLog) -> Iterable[tuple[str, str, str]]:
 
 def drawn_steps(run: RunLog) -> int:
     """Return how many of the first server steps are drawn, so that their jobs can be told apart."""
-    jobs = np.cumsum(np.isfinite(run.by_device["start_s"][:, :MOST_DEVICES]).sum(axis=1))
-    return max(1, int(np.searchsorted(jobs, MOST_JOBS, side="right")))
+    jobs = np.isfinite(run.by_device["start_s"][:, :MOST_DEVICES]).sum(axis=1)
+    jobs += np.bincount([job.step for job in run.earlier if job.column < MOST_DEVICES], minlength=len(jobs))
+    return max(1, int(np.searchsorted(np.cumsum(jobs), MOST_JOBS, side="right")))
 
 
 def timeline_figure(run: RunLog) -> Figure:

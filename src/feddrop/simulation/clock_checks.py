@@ -52,9 +52,21 @@ def buffered_has_no_rounds(config: RunConfig) -> Iterator[str]:
         )
 
 
+def one_mask_is_not_stale(config: RunConfig) -> Iterator[str]:
+    """A network that is sparse itself has one mask, which may have moved before a stale update arrives."""
+    if config.clock.stale:
+        yield (
+            f"method {config.method.name!r} moves the mask of the network, so an update that was cut with an older "
+            "mask cannot be merged, but this clock merges stale updates. Use clock.kind = 'first' or "
+            "'window' with clock.late = 'drop', or 'deadline'."
+        )
+
+
 def check_clock(config: RunConfig) -> Iterator[str]:
     """The checks that need the configuration alone."""
     yield from clock_has_a_cell(config)
+    if config.method.one_mask:
+        yield from one_mask_is_not_stale(config)
     if config.clock.kind == "buffered":
         yield from buffered_has_no_rounds(config)
 
@@ -99,13 +111,9 @@ def devices_come_online(run: Known | Prepared) -> Iterator[str]:
 
 
 def stale_updates_fit(run: Prepared) -> Iterator[str]:
-    """A network that is sparse itself has one mask, which may have moved before a stale update arrives."""
-    if run.config.clock.stale and run.method.settle is not None:
-        yield (
-            f"method {run.config.method.name!r} moves the mask of the network, so an update that was cut with an older "
-            "mask cannot be merged, but this clock merges stale updates. Use clock.kind = 'first' or "
-            "'window' with clock.late = 'drop', or 'deadline'."
-        )
+    """A custom method of one sparse network refuses stale updates like those of the table."""
+    if run.method.settle is not None:
+        yield from one_mask_is_not_stale(run.config)
 
 
 def check_devices(run: Known | Prepared) -> Iterator[str]:
