@@ -143,8 +143,10 @@ def next_round(
         plan = ready.scheme.decide(round_, server.cell, server.params)
         intake = server.intake(ready, memories, lost=plan.lost)
         given = intake, executor, plan.rates, config.seed, plan.dtypes or config.execution.dtype
-        size, means = config.execution.merge_block, ready.task.setup.means
-        result = run_in_blocks(*given, means=means, size=size) if size else run_round(*given)
+        if size := config.execution.merge_block:
+            result = run_in_blocks(*given, means=ready.task.setup.means, size=size)
+        else:
+            result = run_round(*given)
     merged = any(device.loss is not None for device in result.devices)  # else nothing was merged
     if round_ == 1 and merged and config.server.weighs and not ready.task.setup.means.count:
         raise RunError(unused_mean(config.server))
