@@ -16,14 +16,14 @@ Tables = dict[str, Table]
 
 
 def unequal(tables: Tables) -> Iterator[tuple[str, Table, str]]:
-    """Yield the name, the table and the column of all columns with unequal rates."""
+    """Yield the name, the table and the column of all judged columns with unequal rates."""
     for name, table in tables.items():
-        yield from ((name, table, column) for column in table.columns if column != EQUAL)
+        yield from ((name, table, column) for column in table.judged if column != EQUAL)
 
 
 def behind_the_best(tables: Tables) -> str:
     """Return a table: points behind the highest mean by task, averaged over unequal rates, and how often beaten."""
-    names = [name for name, table in tables.items() if any(column != EQUAL for column in table.columns)]
+    names = [name for name, table in tables.items() if any(column != EQUAL for column in table.judged)]
     gaps = {
         (method, name): np.mean([_gap(table, method, column) for of, table, column in unequal(tables) if of == name])
         for method in METHODS
@@ -66,7 +66,7 @@ def evidence(tables: Tables, method: str, column: str, rivals: Sequence[str] = (
     found = []
     for name, table in tables.items():
         others = [rival for rival in table.rivals if not rivals or rival in rivals]
-        best = strongest(table.answers(method, column, others)) if others and column in table.columns else None
+        best = strongest(table.answers(method, column, others)) if others and column in table.judged else None
         if best is not None:
             found.append(f"{name} {_bold(f'{best[1].mean:+.1f}', best[1].says != UNDECIDED)}")
     return ", ".join(found)

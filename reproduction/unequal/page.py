@@ -98,6 +98,13 @@ def _about(table: Table, store: Store) -> str:
     )
     if missing := [method for method in METHODS if method not in task.methods]:
         text += f" Not compared here, to save time: {', '.join(missing)}."
+    if missing := [column for column in task.columns if column not in table.columns]:
+        text += f" Not trained yet: {', '.join(missing)}."
+    if few := [column for column in table.columns if column not in table.judged]:
+        text += (
+            f" **Preliminary**: not all of {len(task.seeds)} seeds are trained in {', '.join(few)}, so there is no "
+            "verdict, and the tables above leave it out."
+        )
     if CELL in table.columns:
         text += f" The cell gives the rates {', '.join(f'{rate:.2f}' for rate in task.rates(CELL))}."
     return text + "\n\n"
@@ -191,6 +198,6 @@ def _summary(tables: dict[str, Table]) -> str:
     rows = [
         [table.task.title, column, *(standing(table.answers(ours, column)) for ours in (IMPORTANCE, SQUARED))]
         for table in tables.values()
-        for column in table.columns
+        for column in table.judged
     ]
     return markdown_table(["task", "rates", IMPORTANCE, SQUARED], rows)

@@ -8,7 +8,7 @@ import numpy as np
 
 from feddrop.comparison import LEAST_SEEDS, NO, UNDECIDED, YES, Answer, Comparison, judge, matched
 from reproduction.framework.experiment import by_seed, mean_of
-from reproduction.framework.store import LAST, Result, Store
+from reproduction.framework.store import Result, Store
 from reproduction.unequal.tasks import OURS, Task
 from reproduction.unequal.train import learning_rate, rounds_of
 
@@ -29,7 +29,8 @@ class Table:
     Attributes:
         rounds: rounds that the budget pays for, by column and method.
         results: the runs of all seeds, by column and method.
-        columns: the columns of which at least one run is stored.
+        columns: the columns in which every method has at least one run.
+        judged: those of them in which every method has all seeds.
         scores: accuracies by column.
     """
 
@@ -47,6 +48,9 @@ class Table:
         self.columns = [
             column for column in task.columns if all(any(self.results[column, method]) for method in task.methods)
         ]
+        self.judged = [
+            column for column in self.columns if all(all(self.results[column, method]) for method in task.methods)
+        ]
         self.scores = {column: self._scores(column) for column in self.columns}
         self.ours = [method for method in task.methods if method in OURS]
         self.rivals = [method for method in task.methods if method not in OURS]
@@ -54,8 +58,9 @@ class Table:
     def _scores(self, column: str) -> Scores:
         """Return the accuracies of all methods in a column.
 
-        A run is tested as the full network and, if every device drops something, as the sub-model of the smallest
-        rate, too: nested methods leave the rest of the network untrained. The better mean over seeds counts.
+        It is the accuracy after the last round: a mean over the last few would cover half of the training of runs
+        with few rounds. A run is tested as the full network and, if every device drops something, as the sub-model of
+        the smallest rate, too: nested methods leave the rest of the network untrained. The better mean counts.
         """
         found: Scores = {}
         for method in self.task.methods:
@@ -79,8 +84,9 @@ class Table:
 def _last(result: Result | None, name: str) -> float | None:
     if result is None:
         return None
-    values = result.values(name)[-LAST:]
-    return 100.0 * float(np.nanmean(values)) if np.isfinite(values).any() else None
+    values = result.values(name)
+    known = values[np.isfinite(values)]
+    return 100.0 * float(known[-1]) if known.size else None
 
 
 def strongest(answers: dict[str, Answer]) -> tuple[str, Answer] | None:
