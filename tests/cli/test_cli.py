@@ -369,6 +369,8 @@ def test_names_cannot_steer_the_terminal(here):
     assert "\\x1b[31mred\\x07" in out
     assert not set(out) & {"\x1b", "\x07"}
     assert output.safe("a\nb\udc80") == "a\nb\\udc80"
+    for words in (("check", "a:x:b"), ("report", "a:x:b")):
+        assert "a:x:b does not exist" in here(*words)[2]  # no emoji
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,14 @@ def safe(text: object) -> str:
 
 def say(text: object) -> None:
     """Print text without markup or wrapping."""
-    Screen().print(safe(text), markup=False, highlight=False, soft_wrap=True)
+    Screen().print(safe(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def complain(text: object) -> None:
     """Print an error on stderr; long lines are cut."""
     lines = [line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…" for line in safe(text).split("\n")]
-    Screen(stderr=True).print("\n".join(lines), style="bold red", markup=False, highlight=False, soft_wrap=True)
+    text = "\n".join(lines)
+    Screen(stderr=True).print(text, style="bold red", markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def log_to_stderr() -> None:

@@ -179,7 +179,7 @@ class Board:
             if state and (job.name, job.goal) not in self._ended:
                 self._ended.add((job.name, job.goal))
                 if self._first is not None and (state == "failed" or not self._passes):
-                    self._console.print(f"{job.name}: {state}", markup=False, highlight=False)
+                    self._console.print(f"{job.name}: {state}", markup=False, emoji=False, highlight=False)
         total = sum(job.goal for job in jobs)
         rounds = sum(done.values())
         self._first = rounds if self._first is None else self._first
@@ -189,7 +189,7 @@ class Board:
             self._live.update(self._picture(line, jobs, done, rounds, total))
         elif time.monotonic() - self._printed >= _LINE_EVERY_S:
             self._printed = time.monotonic()
-            self._console.print(line, markup=False, highlight=False)
+            self._console.print(line, markup=False, emoji=False, highlight=False)
 
     def _announce(self, jobs: list[SweepJob]) -> None:
         """Report a new pass: how many rounds each arm is trained to."""
@@ -200,7 +200,9 @@ class Board:
         each = f"{counts[0]} rounds each" if len(counts) == 1 else "; ".join(f"{arm} {n}" for arm, n in goals.items())
         first = not self._goals and len(counts) == 1 and any(job.goal < job.config.rounds for job in jobs)
         why = ", to measure what a round costs" if first else "" if len(counts) == 1 else " rounds"
-        self._console.print(f"{len(jobs)} runs: {each}{why}", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(
+            f"{len(jobs)} runs: {each}{why}", markup=False, emoji=False, highlight=False, soft_wrap=True
+        )
         self._goals, self._first, self._started = goals, None, time.monotonic()
 
     def _summary(self, ended: str, failed: Mapping[str, str], rounds: int, total: int) -> str:

@@ -59,7 +59,7 @@ def run_study(
     bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task("measuring", total=work(point.samples, len(point.w), levels, rates, masks, masks))
     if not console.is_terminal:
-        console.print(f"Measuring {subject.title} ...", markup=False, highlight=False)
+        console.print(f"Measuring {subject.title} ...", markup=False, emoji=False, highlight=False)
     with bar:
         found = study(
             point,
