@@ -35,7 +35,14 @@ export async function ask(path, body, signal) {
   return answer;
 }
 
-export const say = (text) => { $("said").textContent = text; };
+let silence;
+
+/** Show a message in the header, for a while. */
+export function say(text) {
+  $("said").textContent = text;
+  clearTimeout(silence);
+  silence = setTimeout(() => { $("said").textContent = ""; }, 15_000);
+}
 
 /** Keep the state of a page in the address, unless a link to another page was just followed. */
 export function keep(page, state) {

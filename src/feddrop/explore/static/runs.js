@@ -75,7 +75,7 @@ function list(pages) {
     return el("tr", { class: chosen.has(row.name) ? "chosen" : "" }, name, el("td", {}, `${row.round} / ${row.of ?? "?"}`), el("td", {}, measure(row.accuracy, "%")),
       el("td", {}, digits(row.loss)), el("td", {}, measure(row.bytes, "B")), el("td", {}, measure(row.seconds, "s")), el("td", {}, measure(row.joules, "J")), open);
   }));
-  if (!visible.length) $("list").tBodies[0].append(el("tr", {}, el("td", { colspan: 8 }, rows.length ? "No run matches the filter." : "There are no runs here yet. Start one with feddrop run, or give another folder: feddrop explore FOLDER.")));
+  if (!visible.length) $("list").tBodies[0].append(el("tr", {}, el("td", { colspan: 8 }, rows.length ? "No run matches the filter." : `There are no runs here yet. ${words.allow_run ? "Train a cell, start" : "Start"} one with feddrop run, or give another folder: feddrop explore FOLDER.`)));
   if (held?.startsWith("run-")) $(held)?.focus();
   const known = [...chosen].filter((name) => rows.some((row) => row.name === name && !row.error));
   $("choose-all").textContent = allChosen() ? "Choose none" : "Choose all";
@@ -147,7 +147,7 @@ async function grid() {
   const name = field.replaceAll("_", " ");
   canvas.setAttribute("aria-label", `${name} of every device in every round of ${run}`);
   $("grid-note").textContent = known.length ? `Rounds ${rounds[0]} to ${rounds.at(-1)} from left to right, devices ${devices[0]} to ${devices.at(-1)} from top to bottom; `
-    + `${name} from ${digits(low)} (faint) to ${digits(high)} (strong). Blank: not in the round. Click to see the timeline of the round and the subnet of the device.` : `This run has no ${name}.`;
+    + `${name} ${low === high ? `${digits(low)} throughout` : `from ${digits(low)} (faint) to ${digits(high)} (strong)`}. Blank: not in the round. Click to see the timeline of the round and the subnet of the device.` : `This run has no ${name}.`;
 }
 
 export function start(given) {
