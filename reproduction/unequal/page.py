@@ -114,7 +114,7 @@ def _accuracies(table: Table) -> str:
     rows: dict[str, list[str]] = {method: [method] for method in table.task.methods}
     for column in table.columns:
         found = table.scores[column]
-        best = max([mean_of(row) for row in found.values() if None not in row], default=np.nan)
+        best = max(map(mean_of, found.values())) if column in table.judged else np.nan
         for method, row in found.items():
             cell = spread(row) or "not run"
             rows[method] += [f"**{cell}**" if mean_of(row) == best else cell, str(table.rounds[column, method] or "")]
