@@ -69,6 +69,7 @@ def _top(tables: dict[str, Table]) -> dict[str, str]:
     return {
         "mixed": evidence(tables, IMPORTANCE, MIXED),
         "hard": evidence(tables, SQUARED, HARD),
+        "hard_one": evidence({n: t for n, t in tables.items() if SQUARED not in t.task.methods}, IMPORTANCE, HARD),
         "equal": evidence(tables, IMPORTANCE, EQUAL),
         "fewer_rounds": evidence(tables, IMPORTANCE, EQUAL, ("FedAvg",)),
         "dense_mixed": evidence(tables, SQUARED_UNITS, MIXED, DENSE),
