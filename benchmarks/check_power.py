@@ -46,7 +46,7 @@ class Family:
         residual: of the KKT conditions.
         compared: problems that the reference solved.
         eased: of these, problems that it solved to 1e-8 only.
-        off: difference to the reference, where it did not stop early.
+        off: difference from the reference, where it did not stop early.
         above: excess of our objective over the reference.
         short: problems where the reference stopped more than 1e-6 above ours.
         short_by: by how much.

@@ -166,6 +166,10 @@ def test_mistakes_in_the_configuration_are_found_before_data_are_read(here, chan
         ("feddst", ["method.readjust_every = 10"]),
         ("compare.budget.bytes", ["compare.budget.bytes  (no default)", "in B"]),
         ("rate", ["rate = 0.3", "in [0, 1)"]),
+        ("max_rate", ["  θ, the largest rate"]),  # a symbol is not capitalised
+        ("beta2", ["  β₂ of"]),
+        ("gains_csv", ["  A .csv file"]),
+        ("staleness_power", ["  Exponent a in"]),
     ],
 )
 def test_a_setting_is_looked_up(here, key, found):

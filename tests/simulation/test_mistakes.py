@@ -32,6 +32,29 @@ def said(caplog, tmp_path, data, **given):
     return " ".join(caplog.messages)
 
 
+class Ranked(nn.Module):
+    """Sorts the outputs of the hidden layer b, which is cut on the side that it reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.fc = nn.Linear(6, 8), nn.Linear(8, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.fc(self.b(self.a(x).relu()).sort(1)[0])
+
+
+def test_units_that_cannot_be_dropped_are_reported(tmp_path, data, caplog):
+    unit = config(rate=0.5, method=feddrop.FedDrop(level="unit"))
+    feddrop.Run(unit, tmp_path / "unit", dataset=data, model=Ranked())
+    assert "Kept whole at the unit level: 'b' (the operation 'sort'" in caplog.text
+    assert "'fc'" not in caplog.text
+
+
+def test_a_run_at_the_weight_level_does_not_trace(tmp_path, data, monkeypatch):
+    monkeypatch.setattr("feddrop.subnets.blueprint.trace", lambda *_: pytest.fail("it traced"))
+    feddrop.Run(config(rate=0.5), tmp_path / "weight", dataset=data, model=Ranked())
+
+
 def test_a_usual_network_and_loss_are_not_remarked(tmp_path, data, caplog):
     def smooth(outputs, targets):
         return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1)

@@ -228,12 +228,16 @@ def test_the_networks_that_come_with_the_package():
     graph = assert_same(small, TOKENS)
     parts = {"attention.q": 4, "up": 12}
     assert graph.groups == {f"blocks.{i}.{name}": units for i in range(2) for name, units in parts.items()}
+    width = "(its units are the width of an embedding)."
+    assert graph.note() == f"Kept whole at the unit level: 'embedding', 'position' {width}"
     for norm in ("batch", "group"):
         model = resnet18(num_classes=5, input_shape=(3, 8, 8), channels=(8, 8, 16, 16), norm=norm)
         graph = assert_same(model, (3, 8, 8))
         assert list(graph.whole) == ["fc"]
+        assert graph.note() == ""
     graph = assert_same(lstm(vocabulary=11, num_classes=11, embedding=4, hidden=6), TOKENS)
     assert graph.groups == {"lstm": 6}
+    assert graph.note() == f"Kept whole at the unit level: 'embedding' {width}"
 
 
 @pytest.mark.parametrize("level", ["weight", "unit"])
@@ -273,6 +277,7 @@ def test_a_network_is_traced_once(monkeypatch):
     blueprint = Blueprint(Own(), (4,))
     cutter(blueprint, Subnets())(1, 0.5)
     assert not calls
+    assert not blueprint.traced
     for _ in range(2):
         cutter(blueprint, Subnets(level="unit"))(1, 0.5)
         kept_sizes(blueprint, Subnets(level="unit"), 0.5)
@@ -280,3 +285,5 @@ def test_a_network_is_traced_once(monkeypatch):
     assert pickle.loads(pickle.dumps(blueprint)).units == blueprint.units  # workers do not trace again
     assert len(calls) == 1
     assert "feddrop_tests::tripled" in blueprint.note()
+    assert "feddrop_tests::tripled" in Blueprint(Own(), (4,)).note()  # it traces if nothing has
+    assert len(calls) == 2

@@ -84,6 +84,48 @@ def test_units_added_to_the_input_or_output_are_kept():
     assert set(graph.whole) == {"a", "c"}
 
 
+def test_the_note_lists_hidden_layers_that_are_cut_on_the_side_they_read():
+    class Ranked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.fc = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, 3), nn.Linear(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            ranked = self.b(f.relu(self.a(x))).softmax(1).sort(1)[0]
+            return self.fc(ranked.mean((2, 3)))
+
+    graph = trace(Ranked(), (1, 8, 8))
+    assert graph.groups == {"a": 4}
+    assert graph.note().startswith("Kept whole at the unit level: 'b' (the operation '_softmax'")
+    assert "'fc'" not in graph.note()
+
+
+class Heads(nn.Module):
+    """Two outputs: a distribution and one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.policy, self.value = nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = f.relu(self.a(x))
+        return self.policy(h).softmax(1), self.value(h).squeeze(-1)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Heads(),
+        nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5), nn.LogSoftmax(1)),
+        nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 6), nn.Unflatten(1, (6, 1, 1)), nn.PixelShuffle(1)),
+        nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1), nn.ReLU(), nn.Linear(1, 8)),
+    ],
+    ids=["heads", "log_softmax", "shuffled", "bottleneck"],
+)
+def test_the_note_does_not_list_output_layers(model):
+    assert trace(model, (8,)).note() == ""
+
+
 def test_kept_units_keep_whatever_is_coupled_to_them():
     class Chain(nn.Module):
         def __init__(self) -> None:

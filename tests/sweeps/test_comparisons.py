@@ -312,7 +312,7 @@ def test_the_command(tmp_path, monkeypatch, capsys, here):
     said = capsys.readouterr().out
     assert said.startswith("6 runs: 2 rounds each\n")
     assert re.search(
-        r"^accuracy at 2 rounds, 3 seeds +mean ± deviation +difference to a ± 95 % margin +verdict$", said, re.M
+        r"^accuracy at 2 rounds, 3 seeds +mean ± deviation +difference from a ± 95 % margin +verdict$", said, re.M
     )
     assert re.search(r"^a +\d+\.\d ± \d+\.\d % +reference$", said, re.M)
     assert re.search(r"^b +\d+\.\d ± \d+\.\d % +[+-]?\d+\.\d ± \d+\.\d points +(better|worse|undecided)", said, re.M)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import multiprocessing
 import re
@@ -410,6 +411,19 @@ def test_warnings_of_many_runs_are_said_once_with_a_count(tmp_path, caplog):
         "The same warning came from 2 other runs: 'round 97: odd'",
     ]
     assert not (tmp_path / warned.FOLDER).exists()
+
+
+def test_a_repeated_warning_is_cut_between_words(tmp_path, caplog):
+    found = warned.Warnings(tmp_path)
+    (tmp_path / warned.FOLDER).mkdir()
+    text = "accuracy 0.9 was not reached by any of the devices in any round of the run"
+    lines = [json.dumps({"run": run, "text": text}) for run in "ab"]
+    (tmp_path / warned.FOLDER / "1").write_text("\n".join(lines))
+    found.end()
+    first, same = caplog.messages
+    assert first == f"a: {text}"
+    short = "'accuracy 0.9 was not reached by any of the devices in any …'"
+    assert same == f"The same warning came from another run: {short}"
 
 
 def test_a_sweep_says_the_warnings_of_its_runs(tmp_path, caplog):

@@ -77,11 +77,17 @@ def _of(cls: Any, method: str = "") -> Iterator[Entry]:
         yield Entry(
             key=cls.key(item.name),
             default="" if default is None else toml_value(default),
-            meaning=f"{texts[item.name][0].upper()}{texts[item.name][1:]}",
+            meaning=_sentence(texts[item.name]),
             allowed=allowed(hint, limits) + (f", in {measured}" if measured else ""),
             needs=needs,
             method=method,
         )
+
+
+def _sentence(text: str) -> str:
+    """Capitalise a text, unless it begins with a symbol, such as θ or β₂; the letter a is an article."""
+    symbol = re.match(r"[^\W\d_](?![A-Za-z])", text) and not text.startswith("a ")
+    return text if symbol else text[0].upper() + text[1:]
 
 
 def toml_value(value: Any) -> str:

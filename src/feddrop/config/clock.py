@@ -34,7 +34,7 @@ class Clock(Settings):
         sharing: how the band is shared by the devices that are sending at the moment, in each direction: ``"equal"``
             splits it equally, ``"proportional"`` by the shares that the scheme planned, and both re-split it whenever a
             device starts or ends; ``"fixed"`` keeps the planned shares, regardless of who else sends.
-        staleness_power: a in the weight (1+τ)^-a of an update that is τ server steps old.
+        staleness_power: exponent a in the weight (1+τ)^-a of an update that is τ server steps old.
         staleness_on: what the weight of a stale update multiplies: the ``"update"``, so that stale steps are smaller
             (FedBuff), or its ``"weight"`` in the mean.
         max_staleness: updates that are older than this many server steps are discarded; 0 for no limit.

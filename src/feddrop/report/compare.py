@@ -1,4 +1,4 @@
-"""Compare runs on one page: a table of results, differences to a reference, overlaid curves, and what differs.
+"""Compare runs on one page: a table of results, differences from a reference, overlaid curves, and what differs.
 
 Runs of equal identity (see :mod:`feddrop.comparison.identity`) are seeds of one experiment. They form a group, shown as
 its mean with a band of one standard deviation.
@@ -236,7 +236,7 @@ def _table(lines: Sequence[tuple[Group, list[tuple[Measure, Row]]]], columns: Se
 
 
 def _differences(found: Standings) -> Html:
-    """Return the differences to the reference with their standard errors and verdicts."""
+    """Return the differences from the reference with their standard errors and verdicts."""
     if found.reference is None:
         return Html("")
     rows = [

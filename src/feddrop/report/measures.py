@@ -1,4 +1,4 @@
-"""What a comparison measures on every run, the mean of each group, and its difference to a reference group.
+"""What a comparison measures on every run, the mean of each group, and its difference from a reference group.
 
 A group is judged by the rule of :mod:`feddrop.comparison.verdicts`, seed by seed. The claim is always that the group is
 *better* than the reference: more accurate at the same cost, or cheaper to the same target.
@@ -97,7 +97,7 @@ class Score(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A measure of a group, its difference to the reference and the verdict; a line of ``comparison.csv``.
+    """A measure of a group, its difference from the reference and the verdict; a line of ``comparison.csv``.
 
     Attributes:
         arm: the group.
@@ -108,7 +108,7 @@ class Row(NamedTuple):
         runs: number of runs with a value.
         reached: number of runs that reached the target; equal to ``runs`` without a target.
         reference: the group that it is compared with; empty for the reference itself.
-        difference: mean difference to the reference, over the seeds of both.
+        difference: mean difference from the reference, over the seeds of both.
         error: its standard error.
         margin: the least mean difference that counts.
         bound: ``">="`` or ``"<="`` if some differences are bounds.
@@ -241,7 +241,7 @@ def _summary(group: Group, measure: Measure) -> Row:
 
 
 def _judged(row: Row, group: Group, reference: Group, measure: Measure) -> Row:
-    """Return a row with the difference to the reference, seed by seed, and the verdict."""
+    """Return a row with the difference from the reference, seed by seed, and the verdict."""
     ours, theirs = ({_seed(run): measure.read(run) for run in one.runs} for one in (group, reference))
     seeds = sorted({*ours} & {*theirs}, key=repr)
     pairs = [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]

@@ -375,7 +375,7 @@ def notices(run: Prepared) -> list[str]:
         *run.config.method.notices(run.config.rounds),
         *custom.notices(run.config, getattr(run.scheme, "takes", ())),
     ]
-    lines.append(setup.blueprint().note())
+    lines.append(setup.blueprint().note() if setup.blueprint().traced else "")  # the weight level does not trace
     if run.config.execution.cpus:
         lines.append(local_cpus(run.config.execution))
     if setup.train.batch_size == 1 or 1 in run.samples:

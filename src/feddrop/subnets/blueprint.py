@@ -67,6 +67,17 @@ class Blueprint:
         """The groups of coupled units."""
         return trace(self._model, self._example)
 
+    @property
+    def traced(self) -> bool:
+        """Whether the units were traced, which the weight level does not need."""
+        return "units" in vars(self)
+
     def note(self) -> str:
-        """Return one line that lists what is kept whole at the unit level, and why; empty if units were not traced."""
-        return self.units.note() if "units" in vars(self) else ""
+        """Return one line that lists what is kept whole at the unit level, and why; empty if all units can be cut.
+
+        It traces the network, unless that was done before.
+
+        Raises:
+            SubnetError: no unit can be cut; the message gives the reason per layer.
+        """
+        return self.units.note()

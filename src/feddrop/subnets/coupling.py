@@ -28,6 +28,11 @@ from feddrop.subnets.probe import tensors_in
 _VIEW = re.compile("_reshape_copy|_unsafe_view|alias|detach|expand|permute|squeeze|t|transpose|unsqueeze|view")
 _LINEAR = re.compile("_to_copy|clone|div|mul|neg")
 
+# Why units are kept, where that may be natural.
+OUTPUT = "its units are the network's output"
+EMBEDDING = "its units are the width of an embedding"
+SINGLE = "it has one unit"
+
 Kind = Literal["conv", "linear"]
 View = tuple[int, int]
 """A view and one of the dimensions it was given: the number of the call in a forward pass, and the dimension."""
@@ -128,6 +133,7 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         norms: the same for the shape that each norm module stores as an attribute.
         made: kind of every weight that is summed over, and the units it produces, in forward order.
         users: for each of these weights, the modules whose forward uses it.
+        returned: the units of the network's output; set by the caller.
         packed: the views, by number, that split off how often units are repeated, as in ``[N, L, 3, heads, size]``.
         unpacked: the views whose first dimension was taken apart, so that they must be in ``packed``.
     """
@@ -143,6 +149,7 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.norms: dict[str, tuple[tuple[int, ...], Dims]] = {}
         self.made: dict[str, tuple[Kind, Units | None]] = {}
         self.users: dict[str, tuple[str, ...]] = {}
+        self.returned: set[Units] = set()
         self.packed, self.unpacked, self.views = packed, set[View](), 0
         self._inside = False  # a module with a rule
         self._names: dict[int, str] = {}  # of parameters, buffers and their views, by id

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from feddrop.subnets.coupling import BUILT_IN, Call, Coupling, Dims, Rule, Units
+from feddrop.subnets.coupling import BUILT_IN, EMBEDDING, Call, Coupling, Dims, Rule, Units
 
 # Pooling, resizing and padding change the last 1, 2 or 3 dimensions, as their names say.
 _SPATIAL = re.compile(r"(?:\w*pool|_?upsample_\w+|reflection_pad|replication_pad)([123])d\w*")
@@ -106,7 +106,7 @@ def _attention(coupling: Coupling, call: Call) -> Dims:
 def _embedding(coupling: Coupling, call: Call) -> Dims:
     """Look up rows of a table. Its width is kept, since all blocks of a network add to it."""
     weight = call.given["weight"]
-    coupling.keep(coupling.dims(weight), "its units are the width of an embedding")
+    coupling.keep(coupling.dims(weight), EMBEDDING)
     return (*(None for _ in call.given["indices"].shape), coupling.dims(weight)[1])
 
 

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from feddrop.errors import SubnetError
 from feddrop.subnets import modules, parameters, rules  # noqa: F401 -- importing registers them
-from feddrop.subnets.coupling import Coupling, Dims, Kind, Units, View, place
+from feddrop.subnets.coupling import OUTPUT, SINGLE, Coupling, Dims, Kind, Units, View, place
 from feddrop.subnets.probe import Example, describe_example, example_inputs, random_state_kept, tensors_in, twin
 from feddrop.subnets.units import Axis, UnitGraph, resized
 
-_OUTPUT = "its units are the network's output"
 # Attributes in which modules store their number of heads.
 _HEADS = ("heads", "n_head", "n_heads", "nhead", "num_attention_heads", "num_heads")
 
@@ -76,7 +75,8 @@ def _watch(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Coupling, list
         if coupling.unpacked <= packed:
             break
         packed |= coupling.unpacked
-    coupling.keep((units for out in outs for units in coupling.dims(out)), _OUTPUT)
+    coupling.returned = {units.root() for out in outs for units in coupling.dims(out) if units}
+    coupling.keep(coupling.returned, OUTPUT)
     return coupling, outs, failure
 
 
@@ -140,13 +140,17 @@ def _read(model: nn.Module, coupling: Coupling) -> tuple[dict[Units, str], UnitG
     layers: dict[str, tuple[str, ...]] = {}
     kinds: dict[str, Kind] = {}
     whole: dict[str, str] = {}
+    last: set[str] = set()
+    final = next(reversed(coupling.made), "")
     owners = [parameters.layer_of(weight) for weight in coupling.made]
     for layer, (weight, (kind, made)) in zip(owners, coupling.made.items(), strict=True):
         kinds[layer] = kind
         name = layer if layer and owners.count(layer) == 1 else weight  # a module may hold several weights
         units = made.root() if made else None
+        if units in coupling.returned or weight == final:
+            last.add(name)
         if units is None or units.whole:
-            whole[name] = units.whole if units else "it has one unit"
+            whole[name] = units.whole if units else SINGLE
         elif units.count == 1:
             whole[name] = "an operation keeps its units together"
         else:
@@ -180,6 +184,7 @@ def _read(model: nn.Module, coupling: Coupling) -> tuple[dict[Units, str], UnitG
         whole=whole,
         heads=_heads(model, groups, followed),
         users=coupling.users,
+        last=frozenset(last),
     )
 
 

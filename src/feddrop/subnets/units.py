@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from feddrop.errors import SubnetError
+from feddrop.subnets.coupling import EMBEDDING, OUTPUT, SINGLE
 from feddrop.subnets.modules import CutAttention
 from feddrop.subnets.piece import Index, Piece, Subnet
 from feddrop.subnets.probe import structural_copy
@@ -68,6 +69,7 @@ class UnitGraph:
         whole: why each remaining layer keeps all its units.
         heads: by module, the attribute that stores the number of units of a group, and the group.
         users: by weight, the modules whose forward uses it, usually only the one that owns it.
+        last: the layers whose units are the network's output, and the last layer that runs.
     """
 
     groups: Mapping[str, int]
@@ -78,13 +80,19 @@ class UnitGraph:
     whole: Mapping[str, str]
     heads: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    last: frozenset[str] = frozenset()
 
     def note(self) -> str:
-        """Return one line that lists the uncut layers, and why; empty if there are only output layers among them."""
+        """Return one line that lists the layers whose units are all kept, and why; empty if that is natural for all.
+
+        It is natural for output layers. For a layer that is cut on the side that it reads, it is natural too if it
+        has one unit or writes to the width of an embedding, which is listed itself.
+        """
         reasons: dict[str, list[str]] = {}
         for layer, why in self.whole.items():
             cut = any(axes for name, axes in self.axes.items() if name == layer or name.startswith(f"{layer}."))
-            if not cut and not why.endswith("the network's output"):
+            natural = why == OUTPUT or (cut and (layer in self.last or why in (EMBEDDING, SINGLE)))
+            if not natural:
                 reasons.setdefault(why, []).append(repr(layer))
         kept = "; ".join(f"{', '.join(layers)} ({why})" for why, layers in reasons.items())
         return f"Kept whole at the unit level: {kept}." if kept else ""

@@ -39,7 +39,7 @@ class Compared(NamedTuple):
         return "\n\n".join(_block(name, [row for row in self.rows if row.measure == name]) for name in judged)
 
     def _repr_html_(self) -> str:
-        """Return the judged measures of every arm: mean, difference to the reference with its margin, and verdict."""
+        """Return the judged measures of every arm: mean, difference from the reference with its margin, and verdict."""
         judged = {row.measure for row in self.rows if row.verdict}
         rows = [
             (row.arm, row.measure, _pair(row, row.mean), _margin(row), row.verdict, row.why)
@@ -53,7 +53,7 @@ class Compared(NamedTuple):
 def _block(measure: str, rows: Sequence[Row]) -> str:
     """Return the rows of a measure as an aligned table."""
     reference = next(row.reference for row in rows if row.reference)
-    head = (f"{measure}, {_seeds(rows)}", "mean ± deviation", f"difference to {reference} ± 95 % margin", "verdict")
+    head = (f"{measure}, {_seeds(rows)}", "mean ± deviation", f"difference from {reference} ± 95 % margin", "verdict")
     cells = [head, *((row.arm, _mean(row), _margin(row), _verdict(row)) for row in rows)]
     widths = [max(len(line[n]) for line in cells) for n in range(len(head))]
     return "\n".join(

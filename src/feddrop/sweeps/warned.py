@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import textwrap
 import zlib
 from pathlib import Path
 from typing import Any
 
 from feddrop.config.parsing import load_json
-from feddrop.errors import shortened
 
 FOLDER = ".warnings"
 """In the folder of the runs; it exists while they are trained."""
@@ -72,7 +72,9 @@ class Warnings:
             others = len({str(line.get("run")) for line in _lines(self._folder / name)}) - 1
             if others > 0:
                 runs = "another run" if others == 1 else f"{others} other runs"
-                log.warning("The same warning came from %s: %s", runs, shortened(text, 60))
+                log.warning(
+                    "The same warning came from %s: %s", runs, repr(textwrap.shorten(text, 60, placeholder=" …"))
+                )
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
