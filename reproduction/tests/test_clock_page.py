@@ -46,8 +46,8 @@ def test_the_tables_are_those_of_the_stored_comparison(number, partition):
         for column, (measure, factor) in COLUMNS.items():
             if column in row:
                 check_cell(row[column], found[arm, measure], factor)
-        if row["difference to `deadline and dropout`"]:
-            check_difference(row["difference to `deadline and dropout`"], found[arm, "accuracy at 36 s"])
+        if row["difference from `deadline and dropout`"]:
+            check_difference(row["difference from `deadline and dropout`"], found[arm, "accuracy at 36 s"])
 
 
 def check_cell(text: str, row: dict[str, str], factor: float) -> None:
