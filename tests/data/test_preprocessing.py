@@ -104,7 +104,7 @@ def test_a_run_without_constants_says_so(tmp_path, images):
     path = tmp_path / "run" / "run.json"
     path.write_text(path.read_text().replace('"preprocessing"', '"other"'))
     with pytest.raises(RunError, match="lacks the preprocessing of its data"):
-        feddrop.load_model(tmp_path / "run", colours(), with_preprocessing=True)
+        feddrop.load_model(tmp_path / "run", colours(), with_preprocessing=True, verify=False)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import feddrop
 from feddrop.errors import ConfigError, FeddropError, RunError
@@ -118,7 +118,7 @@ def test_without_results_one_clear_line(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("key", ["../facts/theory", "facts", "", "zzzzzzzzzzzz", "000000000000", "a" * 13])
 def test_no_other_file_is_read(key):
-    with pytest.raises(RunError, match="no stored run"):
+    with pytest.raises(RunError, match="is not a stored run"):
         Paper(RESULTS).run(key)
 
 
@@ -163,9 +163,10 @@ def test_subnets_of_custom_runs_and_absent_devices_are_refused(root, tmp_path):
     for given in ({"round_": 9, "device": 0}, {"round_": 1, "device": 7}):
         with pytest.raises(RunError, match="no device"):
             Runs(root).subnet("low-seed1", **given)
-    shutil.copytree(root / "low-seed1", tmp_path / "custom")
-    about = json.loads((tmp_path / "custom" / "run.json").read_text())
-    (tmp_path / "custom" / "run.json").write_text(json.dumps(about | {"custom": ["network"]}))
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10))
+    network(torch.zeros(1, 1, 32, 32))
+    config = feddrop.RunConfig(rounds=1, data=feddrop.Data(devices=2, train_limit=60))
+    feddrop.run(config, tmp_path / "custom", model=network)
     with pytest.raises(RunError, match="custom network"):
         held(tmp_path / "custom", round_=1, device=0, rate=0.1)
 
