@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from feddrop.comparison import Comparison, matched
@@ -78,7 +79,7 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
             *_tuning(moving, f", α = {MOVING['alpha']:g}"),
         ],
         f"AlexNet, non-IID, sparsity {RATE:g}: FedDST's learning rate and α": [
-            *_tuning(wide, f", α = {STILL:g}"),
+            *_tuning(wide, f", α = {STILL:g}", (*FACTORS, 4.0)),
             (
                 f"{wide.train.lr:g}, α = {MOVING['alpha']:g}",
                 over.run(rate=RATE, partition="dirichlet", method="feddst", feddst=MOVING),
@@ -109,8 +110,8 @@ def all_layers(scale: Scale) -> RunConfig:
     return scale.settings["overfitting"].run(figure=True, rate=RATE, layers="all")
 
 
-def _tuning(config: RunConfig, more: str = "") -> list[tuple[str, RunConfig]]:
-    rates = [factor * config.train.lr for factor in FACTORS]
+def _tuning(config: RunConfig, more: str = "", factors: Sequence[float] = FACTORS) -> list[tuple[str, RunConfig]]:
+    rates = [factor * config.train.lr for factor in factors]
     return [(f"{lr:g}{more}", replace(config, train=replace(config.train, lr=lr))) for lr in rates]
 
 
