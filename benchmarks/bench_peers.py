@@ -96,10 +96,14 @@ def tree_seconds() -> float:
 # The contenders: each runs ROUNDS + 1 rounds
 
 
-def feddrop_rounds(kind: str, workers: int, rounds: Rounds) -> None:
-    """Train with an executor of feddrop: frames, checks and the guard as in a run, without evaluation and files."""
+def feddrop_rounds(kind: str, workers: int, rounds: Rounds, *, block: int = 0) -> None:
+    """Train with an executor of feddrop: frames, checks and the guard as in a run, without evaluation and files.
+
+    Workers merge blocks of ``block`` devices; with 0, the server merges all updates.
+    """
     from feddrop import Execution, FedDrop, Setup, Task, Train, build_method
     from feddrop.executors import EXECUTORS
+    from feddrop.simulation.blocks import run_in_blocks
     from feddrop.simulation.device import Samples
     from feddrop.simulation.round import Intake, run_round
     from feddrop.subnets import parameters
@@ -117,8 +121,11 @@ def feddrop_rounds(kind: str, workers: int, rounds: Rounds) -> None:
     method, params = task.factory(task.setup), parameters.from_model(model)
     with contextlib.closing(EXECUTORS[kind](task, Execution(executor=kind, **settings))) as executor:
         for round_ in range(1, ROUNDS + 2):
-            rates = dict.fromkeys(cohort(round_), 0.0)
-            found = run_round(Intake(method, params, {}, round_), executor, rates, seed=3)
+            rates, intake = dict.fromkeys(cohort(round_), 0.0), Intake(method, params, {}, round_)
+            if block:
+                found = run_in_blocks(intake, executor, rates, 3, "float32", means=task.setup.means, size=block)
+            else:
+                found = run_round(intake, executor, rates, seed=3)
             params = found.params
             rounds.end()
             assert sum(device.num_samples for device in found.devices) == COHORT * SAMPLES
@@ -242,7 +249,9 @@ def images_once() -> tuple[torch.Tensor, torch.Tensor]:
 CONTENDERS: dict[str, Callable[[Rounds], None]] = {
     "feddrop, serial": partial(feddrop_rounds, "serial", 1),
     "feddrop, 2 processes": partial(feddrop_rounds, "processes", 2),
+    "feddrop, 2 processes, blocks of 25": partial(feddrop_rounds, "processes", 2, block=25),
     "feddrop, Ray, 2 actors": partial(feddrop_rounds, "ray", 2),
+    "feddrop, Ray, 2 actors, blocks of 25": partial(feddrop_rounds, "ray", 2, block=25),
     "pfl": pfl_rounds,
     "pfl, 2 processes": pfl_rounds,
     "Flower, 2 actors": partial(flower_rounds, 2),
