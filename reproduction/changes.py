@@ -22,7 +22,7 @@ _MEASURED = (
 
 WHY = {
     "beats-feddst": "FedDST is compared with both values of α; the one of its paper is better here.",
-    "feddst-alexnet": "FedDST has all seeds now.",
+    "feddst-alexnet": "FedDST has all seeds now, and is also compared with a learning rate of its own.",
     "rounds-latency": _BOUND,
     "rounds-bandwidth": _BOUND,
     "gap-narrows": _BOUND,

@@ -177,7 +177,7 @@ def _moves(scale: Scale, find: Lookup) -> str:
         f"devices pruned it. Its paper has α = {STILL:g} and readjusts every 10 rounds in the first half of the run; α "
         f"= {MOVING['alpha']:g} every {MOVING['readjust_every']} rounds is our choice, not tuned. If the mask never "
         "moves, the row is a fixed sparse network. FedDrop is compared with both on LeNet and with α = "
-        f"{STILL:g} on AlexNet. Runs without counts show the rounds in which "
+        f"{STILL:g} on AlexNet, there also with FedDST at {TUNED.lr:g} times the learning rate. Runs without counts show the rounds in which "
         "the mask changed, since it is then sent again.\n\n" + table + "\n"
     )
 
@@ -231,12 +231,14 @@ def _verdicts(scale: Scale, lines: Table) -> list[Verdict]:
         ]
     asked = f"tested at {' and '.join(f'{rate:g}' for rate in scale.moving_rates)} only"
     beats, crosses = (_against(scale, lines, scenario) for scenario in MODELS)
-    tuned = "FedDST has the learning rate that was chosen without dropout"
+    chosen = "the learning rate that was chosen without dropout"
     return [
         verdict("underfit-falls", falls, _between(scale)),
         verdict("overfit-peaks", peaks, "", FC_ONLY),
         verdict(
-            "beats-feddst", [_feddst_point(row, rate, pair) for (row, rate), pair in beats.items()], f"{asked}; {tuned}"
+            "beats-feddst",
+            [_feddst_point(row, rate, pair) for (row, rate), pair in beats.items()],
+            f"{asked}; FedDST has {chosen}",
         ),
         verdict(
             "feddst-alexnet",
@@ -245,7 +247,8 @@ def _verdicts(scale: Scale, lines: Table) -> list[Verdict]:
                 for (row, rate), pair in crosses.items()
                 if rate >= FIRST
             ],
-            f"{asked}; {tuned}; its mask covers the convolutions too, so equal rates are not equal sparsities",
+            f"{asked}; FedDST has {chosen}, and one of its own; its mask covers the convolutions too, so equal rates "
+            "are not equal sparsities",
         ),
     ]
 

@@ -19,6 +19,7 @@ from second_reading import (
     closer,
     end,
     ends,
+    feddst_of,
     figure_run,
     full_s,
     matched,
@@ -119,12 +120,10 @@ def evidence(claim: str, at: str) -> tuple[list[float], str]:
         runs = [ends(table_run(NETWORKS[network], PARTITIONS[partition], "feddrop", float(r))) for r in (low, high)]
         return matched(*runs), partition if claim == "underfit-falls" else f"{partition}, {high}"
     if claim in ("beats-feddst", "feddst-alexnet"):
-        network, rate, order, alpha = re.match(
-            r"(\w+), non-IID, (.+): FedDrop (above|below) FedDST, α = ([\d.]+)", at
-        ).groups()
+        network, rate, order, rival = re.match(r"(\w+), non-IID, (.+): FedDrop (above|below) (.+)", at).groups()
         drop = ends(table_run(NETWORKS[network], "dirichlet", "feddrop", float(rate)))
-        dst = ends(table_run(NETWORKS[network], "dirichlet", "feddst", float(rate), alpha=float(alpha), released=False))
-        return (matched(drop, dst) if order == "above" else matched(dst, drop)), alpha
+        dst = ends(table_run(NETWORKS[network], "dirichlet", "feddst", float(rate), **feddst_of(at)))
+        return (matched(drop, dst) if order == "above" else matched(dst, drop)), rival
     if claim in ("rounds-latency", "rounds-bandwidth", "less-time"):
         where, one, other, unit = re.match(r"(.+): (.+) against (.+) (s|MHz)", at).groups()
         share = half[where.split(", ")[1]]

@@ -108,6 +108,13 @@ def table_run(net: str, partition: str, method: str, rate: float, **more) -> dic
     return pick(TABLE[net], partition=partition, method=method, rate=rate, **more)
 
 
+def feddst_of(title: str) -> dict:
+    """Return the settings of FedDST that a title names."""
+    alpha, times = re.search(r"α = ([\d.]+)(?:, learning rate × ([\d.]+))?", title).groups()
+    lr = {"lr": float(times) * TABLE[NETWORKS[title.split(", ")[0]]]["lr"]} if times else {}
+    return {"alpha": float(alpha), "released": False, **lr}
+
+
 def figure_run(net: str, rate: float | list = 0.0, partition: str = "iid", **more) -> dict[int, dict]:
     return pick(FIGURE[net], partition=partition, method="feddrop", rate=rate, **more)
 

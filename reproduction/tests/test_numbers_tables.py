@@ -30,6 +30,7 @@ from second_reading import (
     end,
     ends,
     facts_of,
+    feddst_of,
     figure_run,
     full_s,
     matched,
@@ -54,9 +55,7 @@ def test_the_table():
         if kind != "ours":
             continue
         network, partition, method = title.split(", ")[:3]
-        more = {}
-        if method == "FedDST":
-            more = {"alpha": float(title.split("α = ")[1]), "released": False}
+        more = feddst_of(title) if method == "FedDST" else {}
         if title.endswith("rule model"):
             more = {"rule": "model"}
         for rate, text in zip(rates, cells, strict=True):
@@ -64,9 +63,9 @@ def test_the_table():
             seen += bool(text)
     assert seen > 30
     for title, sparsity, seed, text in moves[1:]:
-        alpha, network = float(title.split("α = ")[1]), NETWORKS[title.split(", ")[0]]
-        run = table_run(network, "dirichlet", "feddst", float(sparsity), alpha=alpha, released=False)[int(seed)]
-        rounds = range(5, 26, 5) if alpha == 0.5 else range(10, 26, 10)
+        network, more = NETWORKS[title.split(", ")[0]], feddst_of(title)
+        run = table_run(network, "dirichlet", "feddst", float(sparsity), **more)[int(seed)]
+        rounds = range(5, 26, 5) if more["alpha"] == 0.5 else range(10, 26, 10)
         sent_again = [t for t in rounds if run["push_bytes"][t] > min(run["push_bytes"])]
         if "mask_moved" in run:
             assert text == ", ".join(f"{run['mask_moved'][t - 1]:,.0f} in {t}" for t in rounds)
