@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 LITERAL = Row("underfitting", "iid", "feddrop", rule="model")
 TUNED = Row("overfitting", "dirichlet", "feddst", lr=2.0)
-"""FedDST on AlexNet with the best of the learning rates that ``explain`` compares; on LeNet the best one is FedDrop's."""
+"""FedDST on AlexNet with the best of the learning rates in ``explain``; on LeNet the best one is FedDrop's."""
 ROWS = (
     Row("underfitting", "iid", "feddrop"),
     LITERAL,
@@ -177,8 +177,8 @@ def _moves(scale: Scale, find: Lookup) -> str:
         f"devices pruned it. Its paper has α = {STILL:g} and readjusts every 10 rounds in the first half of the run; α "
         f"= {MOVING['alpha']:g} every {MOVING['readjust_every']} rounds is our choice, not tuned. If the mask never "
         "moves, the row is a fixed sparse network. FedDrop is compared with both on LeNet and with α = "
-        f"{STILL:g} on AlexNet, there also with FedDST at {TUNED.lr:g} times the learning rate. Runs without counts show the rounds in which "
-        "the mask changed, since it is then sent again.\n\n" + table + "\n"
+        f"{STILL:g} on AlexNet, there also with FedDST at {TUNED.lr:g} times the learning rate. Runs without counts show "
+        "the rounds in which the mask changed, since it is then sent again.\n\n" + table + "\n"
     )
 
 
