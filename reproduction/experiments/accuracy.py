@@ -177,8 +177,8 @@ def _moves(scale: Scale, find: Lookup) -> str:
         f"devices pruned it. Its paper has α = {STILL:g} and readjusts every 10 rounds in the first half of the run; α "
         f"= {MOVING['alpha']:g} every {MOVING['readjust_every']} rounds is our choice, not tuned. If the mask never "
         "moves, the row is a fixed sparse network. FedDrop is compared with both on LeNet and with α = "
-        f"{STILL:g} on AlexNet, there also with FedDST at {TUNED.lr:g} times the learning rate. Runs without counts show "
-        "the rounds in which the mask changed, since it is then sent again.\n\n" + table + "\n"
+        f"{STILL:g} on AlexNet, there also with FedDST at {TUNED.lr:g} times the learning rate. Runs without counts "
+        "show the rounds in which the mask changed, since it is then sent again.\n\n" + table + "\n"
     )
 
 
