@@ -271,7 +271,7 @@ def strike_runs(
 
 def _toward(here: Path, folder: Path, executor: str, world: str = "") -> list[str]:
     """Return the command that starts a run, or resumes it if it has begun."""
-    if (here / "config.toml").exists():
+    if (here / "run.json").exists():
         return ["resume", str(here)]
     (folder / f"{executor}.toml").write_text(config(executor, world).to_toml())
     return ["run", str(folder / f"{executor}.toml"), "--out", str(here)]

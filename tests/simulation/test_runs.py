@@ -250,6 +250,14 @@ def test_a_damaged_folder_says_so_and_loses_nothing(tmp_path, damage, message):
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_checkpoint_without_a_part_of_the_methods_state_is_refused(tmp_path):
+    run(RunConfig.from_toml("", [*SMALL, "method=feddst"]), tmp_path, report=False)
+    rewrite_checkpoint(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if k != "state/mask"})
+    with pytest.raises(RunError, match=r"lacks the method's state: mask\. Resume with --back 1"):
+        resume(tmp_path)
+    resume(tmp_path, back=1)
+
+
 def test_files_are_found_from_the_configuration_and_from_anywhere_later(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "rates.json").write_text("[0.1, 0.2, 0.3]")

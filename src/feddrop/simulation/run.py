@@ -143,7 +143,7 @@ class Run:
             if not resume:
                 self._disk.begin(self.config, facts, overwrite=overwrite)
             elif found := self._disk.reopen(self.config, facts):
-                self._server = self._server.returned_to(found, self.folder, self.prepared.method)
+                self._server = self._server.returned_to(found, self.folder, self.prepared)
 
     @property
     def round(self) -> int:

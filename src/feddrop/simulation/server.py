@@ -19,7 +19,7 @@ from feddrop.errors import RunError
 from feddrop.executors import Executor
 from feddrop.learning import server as optimizers
 from feddrop.learning.guard import Guard
-from feddrop.methods.method import Method, State
+from feddrop.methods.method import State
 from feddrop.radio.plan import ArrayState
 from feddrop.simulation import recording
 from feddrop.simulation.blocks import run_in_blocks
@@ -69,9 +69,15 @@ class ServerState:
             "clock": save_flights(self.clock, self.under_way) if self.clock else {},
         }
 
-    def returned_to(self, found: Checkpoint, folder: Path, method: Method) -> ServerState:
+    def returned_to(self, found: Checkpoint, folder: Path, ready: Prepared) -> ServerState:
         """Return the state saved in a checkpoint; ``self`` is the initial state."""
         kept, like = found.groups, self.groups()
+        missing = self.state.keys() - kept.get("state", {}).keys()
+        if missing and ready.custom.method is None:  # a custom method may drop a part of its state
+            names = ", ".join(sorted(missing))
+            raise RunError(
+                f"the checkpoint in {folder} lacks the method's state: {names}. Resume with --back 1, or start again."
+            )
         clock = self.clock.copied() if self.clock else None
         names = ("params", "server", "spent")
         now = {name: _checked(kept.get(name, {}), like[name], folder) for name in names}
@@ -85,7 +91,7 @@ class ServerState:
             cell={name: tensor.numpy() for name, tensor in sorted(kept.get("cell", {}).items())},
             spent=Totals(*now["spent"]["spent"].tolist()),
             clock=clock,
-            under_way=load_flights(clock, method, kept.get("clock", {})) if clock else {},
+            under_way=load_flights(clock, ready.method, kept.get("clock", {})) if clock else {},
         )
 
     def intake(self, ready: Prepared, memories: MemoryStore, lost: Mapping[int, str] = MappingProxyType({})) -> Intake:
