@@ -251,7 +251,7 @@ def test_a_damaged_folder_says_so_and_loses_nothing(tmp_path, damage, message):
 
 
 def test_a_checkpoint_without_a_part_of_the_methods_state_is_refused(tmp_path):
-    run(RunConfig.from_toml("", [*SMALL, "method=feddst"]), tmp_path, report=False)
+    run(RunConfig.from_toml("", [*SMALL, "method=feddst"]), tmp_path)
     rewrite_checkpoint(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if k != "state/mask"})
     with pytest.raises(RunError, match=r"lacks the method's state: mask\. Resume with --back 1"):
         resume(tmp_path)
