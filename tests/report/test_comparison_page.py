@@ -14,7 +14,7 @@ import pytest
 from feddrop import report
 from feddrop.errors import ConfigError
 from feddrop.report import journal, style
-from feddrop.report.compare import read_logs, standings
+from feddrop.report.compare import comparison_page, read_logs, standings
 from feddrop.report.exports import write_csv, write_figures, write_latex
 from feddrop.report.groups import grouped
 from feddrop.report.html import table
@@ -170,6 +170,19 @@ def test_a_spread_of_many_digits_has_no_decimals(mean: float, spread: float, tex
     assert Measure(name="energy", read=lambda _: (0.0, False)).write(mean, spread) == text
 
 
+def test_every_table_says_what_stands_after_its_plus_and_minus(logs: list[RunLog]) -> None:
+    """A standard deviation after means, the margin after differences: one that exceeds its margin is decided."""
+    found = judged(logs, targets=(0.6,))
+    page = str(comparison_page(found))
+    results, differences = re.findall(r"<h2>(?:Results|Better than.*?)</h2>(.*?)</section>", page)
+    assert "Means ± standard deviation over seeds." in results
+    assert "Mean difference ± 95 % margin" in differences
+    assert "standard error" not in page
+    row = next(row for row in found.rows if row.arm == "worse" and row.verdict)
+    assert f"{100 * row.mean:.1f} ± {100 * row.deviation:.1f} %" in results
+    assert f"−{-100 * row.difference:.2f} ± {100 * row.margin:.2f} points" in differences
+
+
 # --- files for a paper
 
 
@@ -194,6 +207,7 @@ def test_tables(logs: list[RunLog], tmp_path: Path) -> None:
     text = (tmp_path / "c.tex").read_text()
     assert r"50 \% of R\&D\_1 & $81.7 \pm 1.5^{+}$ & $2.3 \pm 0.6^{+}$ & $4.67 \pm 1.15$" in text
     assert r"worse & $31.0 \pm 1.0^{-}$ & $> 4$ & $> 4.00$" in text
+    assert r"mean $\pm$ standard deviation & accuracy" in text
     assert text.count(r"\\") == 5
     assert [line.count("&") for line in text.replace(r"\&", "").splitlines() if line.endswith(r"\\")] == [5] * 5
 

@@ -8,8 +8,7 @@ for every device it is federated averaging.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,8 +26,6 @@ from feddrop.subnets.piece import Subnet, from_device_shape
 _NEXT_TO_NOTHING = 1e-18
 """The smallest θ used; its square does not underflow in float32, and smaller weights do not matter."""
 
-log = logging.getLogger("feddrop")
-
 
 def build_fiarse(setup: Setup, config: FIARSE) -> Method:
     """Build FIARSE.
@@ -44,11 +41,6 @@ def build_fiarse(setup: Setup, config: FIARSE) -> Method:
     layout = _Layout(setup.model, by_layer=config.threshold == "layer")
 
     def init(_: Params) -> State:
-        if setup.rates is not None and min(setup.rates, default=0.0) > 0.0:
-            log.warning(
-                f"no device trains more than {1.0 - min(setup.rates):.0%} of the weights: the smallest hardly change, "
-                "but the full network is tested. Give a device rate 0, or set eval_rates to test what devices hold."
-            )
         return {}
 
     def plan(_: State, held: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
@@ -67,7 +59,17 @@ def build_fiarse(setup: Setup, config: FIARSE) -> Method:
     def merge(state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         return setup.average(before, updates), state
 
-    return Method(init, plan, layout.cut, local, merge, sizes=layout.sizes if layout.by_layer else None, linear=True)
+    sizes = layout.sizes if layout.by_layer else None
+    return Method(init, plan, layout.cut, local, merge, sizes=sizes, linear=True, notices=(*_small_weights(setup),))
+
+
+def _small_weights(setup: Setup) -> Iterator[str]:
+    """Report weights that no device trains."""
+    if setup.rates is not None and min(setup.rates, default=0.0) > 0.0:
+        yield (
+            f"no device trains more than {1.0 - min(setup.rates):.0%} of the weights: the smallest hardly change, "
+            "but the full network is tested. Give a device rate 0, or set eval_rates to test what devices hold."
+        )
 
 
 class _Layout(LargestWeights):

@@ -8,8 +8,7 @@ norm statistics are stored per width. ``docs/fjord.md`` lists the differences fr
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import count
@@ -48,8 +47,6 @@ from feddrop.subnets.piece import Piece, Subnet, full_piece, gather
 from feddrop.subnets.units import shrink, unit_pieces
 from feddrop.wire.sections import sections_bytes
 
-log = logging.getLogger("feddrop")
-
 
 def build_fjord(setup: Setup, config: FjORD) -> Method:
     """Build FjORD. With the single width 1 it is federated averaging.
@@ -68,7 +65,10 @@ def build_fjord(setup: Setup, config: FjORD) -> Method:
     def at(state: State, params: Params, _: int, rate: float, __: int) -> nn.Module:
         return network_at(setup, config, params, state, config.widest(check_rate(rate)))
 
-    return Method(it.init, it.plan, it.cut, it.local, it.merge, sizes=it.sizes, answer=it.answer, notes=it.notes, at=at)
+    lines = tuple(it.untrained_units())
+    return Method(
+        it.init, it.plan, it.cut, it.local, it.merge, it.sizes, it.answer, notes=it.notes, at=at, notices=lines
+    )
 
 
 def network_at(setup: Setup, config: FjORD, params_: Params, state: State, number: int) -> nn.Module:
@@ -90,7 +90,6 @@ class _Fjord:
         self.levels = [_Level(setup.model, setup.blueprint(), width) for width in config.widths]
 
     def init(self, start: Params) -> State:
-        self._warn_of_untrained_units()
         kept = {
             _key(number): _joined([gather(start[name], level.pieces[name]) for name in level.statistics])
             for number, level in enumerate(self.levels[:-1])
@@ -224,12 +223,13 @@ class _Fjord:
         sizes = {_key(n): Spec("float32", (self.levels[n].statistics_size,)) for n in self._apart(top)}
         return {"steps": Spec("int32", (top + 1,)), **sizes}
 
-    def _warn_of_untrained_units(self) -> None:
+    def untrained_units(self) -> Iterator[str]:
+        """Report units that no device trains."""
         if self.setup.rates is None:
             return
         widest = self.config.widths[max(map(self.config.widest, self.setup.rates))]
         if widest < 1.0:
-            log.warning(
+            yield (
                 f"no device trains more than width {widest:g}: the other units keep their initial values, but the full "
                 "network is tested. Give a device rate 0."
             )

@@ -152,6 +152,7 @@ class Method(NamedTuple):
             server subtracts its own, so that guard and ``merge`` get changes.
         linear: whether ``merge`` uses updates only by adding them to the means of :meth:`Setup.mean_of`, and returns
             its state unchanged; ``execution.merge_block`` needs this.
+        notices: one line per thing that works but is probably not intended; the run logs and records them.
     """
 
     init: Callable[[Params], State]
@@ -166,6 +167,7 @@ class Method(NamedTuple):
     at: Callable[[State, Params, int, float, int], nn.Module] | None = None
     returns_weights: bool = False
     linear: bool = False
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ the same rate have the same window. ``docs/windows.md`` lists the differences fr
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import starmap
@@ -31,8 +30,6 @@ from feddrop.subnets.piece import Index, Subnet
 from feddrop.subnets.probe import example_inputs, random_state_kept, tensors_in, twin
 from feddrop.subnets.units import UnitGraph
 
-log = logging.getLogger("feddrop")
-
 
 def build_heterofl(setup: Setup, config: Windows) -> Method:
     """Build HeteroFL. With rate 0 for every device it is federated averaging."""
@@ -53,9 +50,6 @@ def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
     network_for = shrinker(setup.model, blueprint, scale)
 
     def init(_: Params) -> State:
-        if setup.rates is not None:
-            widest = kept_units(graph, cut_at(min(setup.rates), partial(window, 0)))
-            _warn_of_untrained_units(graph, widest, setup.rounds - 1 if moves else 0)
         return {}
 
     def plan(_: State, __: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
@@ -74,7 +68,12 @@ def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
     def merge(state: State, params: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         return setup.average(params, updates), state
 
-    method = Method(init, plan, cut, local, merge, sizes=None if config.layer_rates else sizes, linear=True)
+    lines: tuple[str, ...] = ()
+    if setup.rates is not None:
+        widest = kept_units(graph, cut_at(min(setup.rates), partial(window, 0)))
+        lines = tuple(_untrained_units(graph, widest, setup.rounds - 1 if moves else 0))
+    sized = None if config.layer_rates else sizes
+    method = Method(init, plan, cut, local, merge, sizes=sized, linear=True, notices=lines)
     return method._replace(at=partial(device_network, setup, method, prepare=scale))
 
 
@@ -167,11 +166,11 @@ def _check_calls(setup: Setup, layers: Collection[str]) -> None:
             copy(*example_inputs(copy, setup.example, 2))
 
 
-def _warn_of_untrained_units(graph: UnitGraph, widest: Mapping[str, int], moved: int) -> None:
-    """Warn of units outside all windows, given the units of the widest window and how far it moves in all rounds."""
+def _untrained_units(graph: UnitGraph, widest: Mapping[str, int], moved: int) -> Iterator[str]:
+    """Report units outside all windows, given the units of the widest window and how far it moves in all rounds."""
     unheld = sum(max(0, units - widest[group] - moved) for group, units in graph.groups.items())
     if unheld:
-        log.warning(
+        yield (
             f"{unheld} of {sum(graph.groups.values())} hidden units are in no device's window in any round: they keep "
             "their initial values, but the full network is tested. A device with rate 0 and no layer_rates trains all."
         )

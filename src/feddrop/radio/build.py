@@ -94,9 +94,10 @@ def build_cell(
         least_cpu_hz=drawn.least_cpu_hz,
         dynamics=changing if radio.dynamic else None,
     )
-    for note in _notes(radio, cell, real):
+    notes = tuple(_notes(radio, cell, real))
+    for note in notes:
         warnings.warn(note, FeddropWarning, stacklevel=2)
-    return cell
+    return replace(cell, notes=notes)
 
 
 def with_channel(fading: Fading, channel: Channel | Callable[[Fading], Channel] | None) -> Fading:

@@ -74,6 +74,7 @@ class Cell:
         max_rate: θ.
         least_cpu_hz: the lowest clock that may be chosen; a device with a lower f stays at f.
         dynamics: what else changes from round to round; None for a constant cell.
+        notes: what is probably in another unit, one line each, as :func:`feddrop.radio.build_cell` found it.
 
     Example:
         >>> import feddrop
@@ -101,6 +102,7 @@ class Cell:
     max_rate: float = 0.9
     least_cpu_hz: FloatArray | float = 0.0
     dynamics: Dynamics | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         shape = np.shape(self.cpu_hz)

@@ -113,7 +113,7 @@ def standings(
     score, named = score_of(runs), dict.fromkeys(targets, "")
     if score.better > 0:
         check_accuracies(targets)
-    lead = []
+    lead = ["Means ± standard deviation over seeds."] * (len(groups) < len(runs))
     if budget:
         amount = "the amount named" if len(budget) > 1 else amount_text(*next(iter(budget.items())))
         lead += [f"Each {score.name} is that of the last evaluated round within {amount}."]
@@ -236,7 +236,7 @@ def _table(lines: Sequence[tuple[Group, list[tuple[Measure, Row]]]], columns: Se
 
 
 def _differences(found: Standings) -> Html:
-    """Return the differences from the reference with their standard errors and verdicts."""
+    """Return the differences from the reference with their margins and verdicts."""
     if found.reference is None:
         return Html("")
     rows = [
@@ -245,8 +245,8 @@ def _differences(found: Standings) -> Html:
         if group is not found.reference
     ]
     lead = (
-        "Mean difference ± standard error, over the seeds that both were run with. Does the claim hold that the row is "
-        f"better than {found.reference.name}? It is undecided within a 95 % margin, and with fewer than three seeds."
+        "Mean difference ± 95 % margin, over the seeds that both were run with. Does the claim hold that the row is "
+        f"better than {found.reference.name}? It is undecided within the margin, and with fewer than three seeds."
     )
     content = table(["run", *(measure.name for measure in found.judged)], rows)
     return section(f"Better than {found.reference.name}?", lead, content if rows else Html(""))

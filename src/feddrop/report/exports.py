@@ -50,10 +50,12 @@ def write_latex(found: Standings, path: Path) -> None:
     ]
     seeds = sorted({len(group.runs) for group in found.groups})
     runs = " or ".join(map(str, seeds))
-    about = [f"% Mean and standard deviation over {runs} runs; > is a bound: not all runs reached the target."]
+    spread = any(math.isfinite(row.deviation) for _, line in lines for _, row in line)
+    corner = r"mean $\pm$ standard deviation" if spread else ""
+    about = [f"% Means over {runs} runs; > is a bound: not all runs reached the target."]
     if found.reference is not None:
         about += [f"% + better, - worse than {found.reference.name!a}, seed by seed, beyond a 95 % margin."]
-    rows = [" & ".join(line) + r" \\" for line in (["", *head], *body)]
+    rows = [" & ".join(line) + r" \\" for line in ([corner, *head], *body)]
     text = [
         *about,
         rf"\begin{{tabular}}{{l{'r' * len(head)}}}",

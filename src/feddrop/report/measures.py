@@ -62,10 +62,10 @@ class Measure:
         return f"{self.write(row.mean, sign='>')} ({row.reached} of {row.runs})"
 
     def difference(self, row: Row) -> str:
-        """Write the difference of a row with its standard error."""
-        size, unit = self.scale(max(abs(row.difference), 0.0 if np.isnan(row.error) else row.error))
-        finer = self if self.digits is None else replace(self, digits=self.digits + 1)  # errors are small
-        shown = finer.write(row.difference, row.error, scale=(size, "points" if unit == "%" else unit))
+        """Write the difference of a row with its 95 % margin."""
+        size, unit = self.scale(max(abs(row.difference), 0.0 if np.isnan(row.margin) else row.margin))
+        finer = self if self.digits is None else replace(self, digits=self.digits + 1)  # differences are small
+        shown = finer.write(row.difference, row.margin, scale=(size, "points" if unit == "%" else unit))
         sign = {">=": "≥ ", "<=": "≤ "}.get(row.bound, "")
         return f"{sign}{'+' if row.difference > 0 else ''}{shown.replace('-', '−')}"
 

@@ -22,6 +22,7 @@ from feddrop.report.radio import constant_panel, radio_section
 from feddrop.report.runlog import Ints, RunLog
 from feddrop.report.tables import device_table, round_table, settings_panel, size_table
 from feddrop.report.timeline import timeline_section
+from feddrop.report.warned import warnings_section
 from feddrop.storage.records import DRAWS
 
 MOST_REASONS, MOST_DEVICES = 5, 8
@@ -58,6 +59,7 @@ def run_page(run: RunLog) -> Html:
         "feddrop run",
         " · ".join(describe(run)),
         tiles(_headlines(run)),
+        warnings_section(run),
         _learning(run),
         timeline_section(run),
         _traffic(run),

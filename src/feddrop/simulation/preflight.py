@@ -359,12 +359,13 @@ RUN_CHECKS = (
 """Checks that need network, data, method and scheme."""
 
 
-def check(run: Prepared) -> None:
-    """Raise a ConfigError if a run cannot work, before anything is written; log what is probably not intended."""
+def check(run: Prepared) -> list[str]:
+    """Raise a ConfigError if a run cannot work, before anything is written; log and return what is not intended."""
     late = DEVICE_CHECKS if run.config.data.partition == "owner" else ()  # the data decided the number of devices
     _raise_first(problem for one in (*late, *RUN_CHECKS) for problem in one(run))
-    for line in notices(run):
+    for line in (lines := notices(run)):
         log.warning(line)
+    return lines
 
 
 def notices(run: Prepared) -> list[str]:
@@ -373,15 +374,14 @@ def notices(run: Prepared) -> list[str]:
     lines = [
         *waiting(run.config),
         *run.config.method.notices(run.config.rounds),
+        *run.method.notices,
         *custom.notices(run.config, getattr(run.scheme, "takes", ())),
     ]
     lines.append(setup.blueprint().note() if setup.blueprint().traced else "")  # the weight level does not trace
-    if run.config.execution.cpus:
-        lines.append(local_cpus(run.config.execution))
+    lines.append(local_cpus(run.config.execution))
     if setup.train.batch_size == 1 or 1 in run.samples:
         lines.append(single_sample_notice(setup, run.samples))
-    if run.gains:
-        lines.append(run.gains.note(run.config.rounds))
+    lines.append(run.gains.note(run.config.rounds) if run.gains else "")
     if run.config.radio:
         lines += [run.flops.note(), objective_note(run.config)]
     if custom.model or custom.dataset or custom.loss:
@@ -391,7 +391,7 @@ def notices(run: Prepared) -> list[str]:
 
 def local_cpus(execution: Execution) -> str:
     """Return a notice if CPUs per worker are set for a Ray on this machine; which it is depends on the environment."""
-    local = execution.executor == "ray" and ray_address(execution.address) == "local"
+    local = execution.cpus and execution.executor == "ray" and ray_address(execution.address) == "local"
     return "execution.cpus has no effect on a local Ray: it is for a cluster. Set execution.address." if local else ""
 
 

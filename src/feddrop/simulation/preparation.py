@@ -58,6 +58,7 @@ class Prepared:
     frozen: frozenset[str]  # names of the parameters that are not trained
     state: State  # the method's initial state
     gains: MeasuredGains | None  # the measured gains of the cell, if it has any
+    warnings: tuple[str, ...] = ()  # what was logged: what works but is probably not intended
 
     @property
     def model(self) -> nn.Module:
@@ -112,8 +113,10 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
         state=checked_state(method.init(params), "init"),
         gains=fading if isinstance(fading, MeasuredGains) else None,
     )
-    preflight.check(run)
-    return run
+    lines = preflight.check(run)
+    if isinstance(scheme, CellRates):  # the cell has warned of its own
+        lines += scheme.cell.notes
+    return replace(run, warnings=tuple(lines))
 
 
 def device_task(

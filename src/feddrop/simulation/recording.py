@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import reduce
 from typing import Any
@@ -160,16 +160,6 @@ def is_late(plan: RoundPlan, done: DeviceRound, cost: Mapping[str, Any]) -> bool
     return bool(cost["latency_s"] > plan.deadline_s * (1 + TOLERANCE))
 
 
-def remarks(record: RoundRecord, config: RunConfig) -> Iterator[str]:
-    """Yield one line per thing in a round that is probably a mistake; the run logs each line once."""
-    if advice := config.method.remark(max((one.rate or 0.0 for one in record.devices), default=0.0)):
-        yield advice
-    if LATE in record.counts:
-        yield "some devices are late: their latency exceeds the deadline, but their updates count."
-    if (record.test_accuracy or 0.0) > 1.0:
-        yield "the test accuracy is above 1; the metric 'accuracy' must be a share from 0 to 1, not a percentage."
-
-
 def blame(records: Sequence[RoundRecord]) -> str:
     """Return what to do if a round failed after one with suspicious updates that were used; otherwise nothing."""
     marked = [d for d in records[-1].devices if d.suspicious and "left out" not in d.suspicious] if records else []
@@ -182,8 +172,8 @@ def blame(records: Sequence[RoundRecord]) -> str:
     )
 
 
-def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
-    """Return what ``run.json`` says about network and data; a resumed run must have the same."""
+def facts(run: Prepared, command: str, label: str = "", warned: Iterable[str] = ()) -> dict[str, Any]:
+    """Return what ``run.json`` says about network and data, which a resumed run must share, and what was warned of."""
     dataset, given, model, gains = run.dataset, run.custom.given(), run.task.setup.model, run.gains
     custom = [NAMES[argument] for argument in given]
     classes = dataset.num_classes
@@ -218,6 +208,7 @@ def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
         "gains_crc32": gains.crc32() if gains else None,
         "data_crc32": identity["objects"]["data"]["crc32"],
         "parts_crc32": reduce(lambda crc, part: zlib.crc32(part.tobytes(), crc), run.parts, 0),
+        "warnings": [*warned, *run.warnings],
         "state": {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in run.state.items()},
     }
 

@@ -29,6 +29,7 @@ from feddrop.methods.sizes import sub_model
 from feddrop.models import copy_model
 from feddrop.radio.outcome import OutcomeFunction
 from feddrop.report import write_report
+from feddrop.report.warned import remarks
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomChannel, CustomObjects, CustomScheme, Gains, Network, with_custom_names
@@ -37,6 +38,7 @@ from feddrop.simulation.finish import StoppedError, finish, stopped
 from feddrop.simulation.preparation import prepare
 from feddrop.simulation.server import first_state, next_round
 from feddrop.storage import RoundRecord, RunFolder
+from feddrop.storage.records import LATE
 from feddrop.subnets.parameters import Params, load_into
 
 log = logging.getLogger("feddrop")
@@ -124,6 +126,7 @@ class Run:
         self.folder, self._disk = Path(out), RunFolder(out)
         if resume:
             check_resumed(custom, self._disk.begun())
+        idle = () if resume else tuple(custom.notices(config, named=True))  # logged with the next line
         self.config = with_custom_names(config, custom, self._disk.config() if resume else None).located()
         if resume:
             self._disk.check_config(self.config)
@@ -132,7 +135,8 @@ class Run:
         self._callbacks, self._report = CallbackList(callbacks, config.callbacks), report
         self.prepared = prepare(self.config, custom)
         self.config = self.prepared.config
-        self._start(recording.facts(self.prepared, command, label), resume=resume, back=back, overwrite=overwrite)
+        facts = recording.facts(self.prepared, command, label, idle)
+        self._start(facts, resume=resume, back=back, overwrite=overwrite)
 
     def _start(self, facts: Mapping[str, Any], *, resume: bool, back: int, overwrite: bool) -> None:
         """Begin the run, or return to its last checkpoint."""
@@ -239,7 +243,9 @@ class Run:
         if record.diverged:
             log.warning("round %d: the test loss is %.3g: training diverged. %s", record.round, record.test_loss,
                         self.config.server.advice)  # fmt: skip
-        if unusual := set(recording.remarks(record, self.config)) - self._remarked:
+        highest = max((one.rate or 0.0 for one in record.devices if one.took_part), default=0.0)
+        found = remarks(self.config, highest, LATE in record.counts, record.test_accuracy or 0.0)
+        if unusual := set(found) - self._remarked:
             self._remarked |= unusual
             for line in sorted(unusual):
                 log.warning("round %d: %s", record.round, line)

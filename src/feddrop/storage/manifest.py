@@ -10,7 +10,7 @@ import platform
 import secrets
 import tomllib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,16 +152,32 @@ def resumed(
     known = {key: value for entry in (before, *history) for key, value in entry.items() if key in VERSIONS + MACHINE}
     new = {key: value for key, value in (versions() | machine()).items() if known.get(key) != value}
     if new:
-        pairs = {key: (clean(known.get(key) or "unset", 60), value or "unset") for key, value in new.items()}
-        listed = ", ".join(f"{key} {old} before, {value} now" for key, (old, value) in pairs.items())
-        what = "other versions" if set(new) & set(VERSIONS) else "another machine or mode of arithmetic"
-        log.warning("%s resumes with %s: %s. Results may differ in the last bits.", where, what, listed)
+        log.warning("%s resumes with %s", where, _other_versions(known, new))
     if not new and not changed:
         return dict(before)
     entry: dict[str, Any] = {"after_round": done, **new}
     if changed:
         entry["changed"] = json_value({key: value for key, (_, value) in changed.items()})  # JSON has no infinity
     return {**before, "config": config.to_toml(), "config_digest": digest(config), "resumed": [*history, entry]}
+
+
+def resumptions(about: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one line per time that a run was resumed under other versions or on another machine."""
+    entries, known = about.get("resumed"), dict(about)
+    for entry in entries if isinstance(entries, list) else []:
+        if not isinstance(entry, dict):
+            continue
+        if new := {key: entry[key] for key in VERSIONS + MACHINE if key in entry}:
+            yield f"resumed after round {clean(entry.get('after_round'), 20)} with {_other_versions(known, new)}"
+            known |= new
+
+
+def _other_versions(known: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return what differs, as the end of a sentence."""
+    pairs = {key: (clean(known.get(key) or "unset", 60), clean(value or "unset", 60)) for key, value in new.items()}
+    listed = ", ".join(f"{key} {old} before, {value} now" for key, (old, value) in pairs.items())
+    what = "other versions" if set(new) & set(VERSIONS) else "another machine or mode of arithmetic"
+    return f"{what}: {listed}. Results may differ in the last bits."
 
 
 def comparable(part: Mapping[str, Any]) -> dict[str, Any]:
