@@ -67,7 +67,7 @@ def build_fiarse(setup: Setup, config: FIARSE) -> Method:
     def merge(state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         return setup.average(before, updates), state
 
-    return Method(init, plan, layout.cut, local, merge, sizes=layout.sizes if layout.by_layer else None, linear=True)
+    return Method(init, plan, layout.cut, local, merge, sizes=layout.sizes if layout.by_layer else None, linear=merge)
 
 
 class _Layout(LargestWeights):

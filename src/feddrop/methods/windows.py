@@ -74,7 +74,7 @@ def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
     def merge(state: State, params: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         return setup.average(params, updates), state
 
-    method = Method(init, plan, cut, local, merge, sizes=None if config.layer_rates else sizes, linear=True)
+    method = Method(init, plan, cut, local, merge, sizes=None if config.layer_rates else sizes, linear=merge)
     return method._replace(at=partial(device_network, setup, method, prepare=scale))
 
 
