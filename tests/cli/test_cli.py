@@ -219,12 +219,23 @@ def test_settings_beyond_reason_are_one_clear_line(here, change, message):
     assert not Path("r").exists()
 
 
-def test_a_tiny_band_is_one_clear_line(here, recwarn):
-    code, _, err = here(
-        "run", *SMALL, "--set", "radio.bandwidth_hz=1e-300", "--set", "radio.deadline_s=1", "--out", "r"
-    )
-    assert code == 2
-    assert "Raise the deadline, the bandwidth" in err
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["radio.bandwidth_hz=1e-300", "radio.deadline_s=1"], "Raise the deadline, the bandwidth"),
+        (["radio.preset=urban-macro", "radio.bandwidth_hz=1e-300"], "cannot meet its deadline with any share"),
+        (["radio.preset=urban-macro", "radio.bandwidth_hz=1e-310"], "push_s of device 0 is inf"),
+        (["radio.preset=urban-macro", "radio.deadline_s=1e-310"], "cannot meet its deadline with any share"),
+        (["radio.preset=urban-macro", "radio.energy_budget_j=1e-30"], "energy"),
+        (["radio.preset=urban-macro", "radio.radius_m=1e200"], "radio.radius_m is 1e+200; it must be"),
+        (["radio.distances_m=[1e-300, 1.0]"], "path_loss of device 0 is inf"),
+        (["radio.cpu_hz=[1e200, 1e200]"], "compute_j of device 0 is inf"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_a_cell_of_absurd_numbers_is_one_clear_line(here, recwarn, changes, message):
+    code, _, err = here("run", *SMALL, *itertools.chain(*(("--set", one) for one in changes)), "--out", "r")
+    assert (code, message in err) == (2, True), err
     assert not [str(warning.message) for warning in recwarn]
 
 
