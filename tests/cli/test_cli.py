@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import itertools
@@ -218,12 +219,23 @@ def test_settings_beyond_reason_are_one_clear_line(here, change, message):
     assert not Path("r").exists()
 
 
-def test_a_tiny_band_is_one_clear_line(here, recwarn):
-    code, _, err = here(
-        "run", *SMALL, "--set", "radio.bandwidth_hz=1e-300", "--set", "radio.deadline_s=1", "--out", "r"
-    )
-    assert code == 2
-    assert "Raise the deadline, the bandwidth" in err
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["radio.bandwidth_hz=1e-300", "radio.deadline_s=1"], "Raise the deadline, the bandwidth"),
+        (["radio.preset=urban-macro", "radio.bandwidth_hz=1e-300"], "cannot meet its deadline with any share"),
+        (["radio.preset=urban-macro", "radio.bandwidth_hz=1e-310"], "push_s of device 0 is inf"),
+        (["radio.preset=urban-macro", "radio.deadline_s=1e-310"], "cannot meet its deadline with any share"),
+        (["radio.preset=urban-macro", "radio.energy_budget_j=1e-30"], "energy"),
+        (["radio.preset=urban-macro", "radio.radius_m=1e200"], "radio.radius_m is 1e+200; it must be"),
+        (["radio.distances_m=[1e-300, 1.0]"], "path_loss of device 0 is inf"),
+        (["radio.cpu_hz=[1e200, 1e200]"], "compute_j of device 0 is inf"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_a_cell_of_absurd_numbers_is_one_clear_line(here, recwarn, changes, message):
+    code, _, err = here("run", *SMALL, *itertools.chain(*(("--set", one) for one in changes)), "--out", "r")
+    assert (code, message in err) == (2, True), err
     assert not [str(warning.message) for warning in recwarn]
 
 
@@ -288,11 +300,38 @@ def test_help_shows_no_default_where_there_is_none():
 
 
 @pytest.mark.filterwarnings("default::feddrop.FeddropWarning")
-@pytest.mark.parametrize("place", ["", "rate", "participation.availability", "radio.devices_csv", "radio.gains_csv"])
-def test_a_file_without_end_is_not_read_for_ever(here, place):
-    few = ["--set", "data.train_limit=60", "--set", "data.devices=2", "--out", "run"]
-    code, _, err = here("run", "/dev/zero") if not place else here("run", *few, "--set", f"{place}=/dev/zero")
-    assert (code, "more than 64 MB" in err) == (2, True)
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((command, "{}") for command in ("run", "sweep", "compare")),
+        *(
+            ("run", "--out", "run", "--set", "data.train_limit=60", "--set", "data.devices=2", "--set", f"{place}={{}}")
+            for place in ("rate", "participation.availability", "radio.devices_csv", "radio.gains_csv")
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_file_without_end_is_not_read_for_ever(here, words, in_time):
+    os.mkfifo("pipe.csv")
+    Path("large.csv").touch()
+    os.truncate("large.csv", 2**26 + 1)
+    for name, why in (("pipe.csv", "not a regular file"), ("/dev/zero", "not a regular file"), ("large.csv", "64 MB")):
+        code, _, err = here(*(word.format(name) for word in words))
+        assert (code, err.count("\n") - ("Preparing" in err), why in err) == (2, 1, True), err
+
+
+@pytest.fixture
+def in_time():
+    """Fail a test that hangs, after 20 s."""
+
+    def fail(*_):
+        raise AssertionError("this hangs")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("name", ["config.toml", "run.json", "metrics.jsonl"])
@@ -310,12 +349,18 @@ def test_a_run_folder_that_was_tampered_with_is_one_clear_line(here, name, conte
 
 
 @pytest.mark.parametrize("name", ["config.toml", "run.json", "metrics.jsonl", "checkpoints/round-000001.safetensors"])
-def test_a_run_folder_with_a_file_without_end_is_one_clear_line(here, name, caplog):
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_a_run_folder_with_a_file_without_end_is_one_clear_line(here, name, kind, caplog, in_time):
     few = ["data.train_limit=60", "data.devices=2", "rounds=1", "model.name=mlp"]
     for _ in package.Run(RunConfig.from_toml("", few), "run"):
         pass
     Path("run", name).unlink()
-    Path("run", name).symlink_to("/dev/zero")
+    if kind == "pipe":
+        os.mkfifo(Path("run", name))
+        with pytest.raises(RunError) if "checkpoints" not in name else contextlib.nullcontext():
+            package.load_run("run")
+    else:
+        Path("run", name).symlink_to("/dev/zero")
     code, _, err = here("resume", "run")
     if "checkpoints" in name:  # the only round has no checkpoint: it is done again
         assert (code, "it is not a regular file" in caplog.text) == (0, True)

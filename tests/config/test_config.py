@@ -43,6 +43,11 @@ def test_any_configuration_survives_the_disk(seed, rounds, rate, executor):
     assert RunConfig.from_toml(config.to_toml()) == config
 
 
+@pytest.mark.parametrize("address", ["https://host:80/x", "https://me@host/x", "https://host/a:b@c", "a:b@c", "://:@"])
+def test_an_address_without_a_password_is_allowed(address):
+    assert feddrop.Callbacks(mlflow=address).mlflow == address
+
+
 @pytest.mark.parametrize(("toml", "message"), BAD_TOML)
 def test_bad_configurations_say_what_to_do(toml, message):
     with pytest.raises(ConfigError, match=message):

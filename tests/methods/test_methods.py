@@ -495,6 +495,14 @@ def test_a_custom_factory_that_does_not_fit_is_refused(tiny, factory, message):
         build_method(method_named(factory, **settings), Setup(model=tiny, example=torch.zeros(1, 1, 32, 32), rounds=3))
 
 
+@pytest.mark.parametrize("settings", [3, None, "feddrop", METHODS["feddrop"]])
+def test_a_method_is_built_from_settings_and_a_setup_only(settings, tiny):
+    with pytest.raises(ConfigError, match=r"settings is .*; it must be those of a method, such as feddrop\.FedDrop"):
+        build_method(settings, Setup(model=tiny, example=torch.zeros(1, 1, 32, 32), rounds=3))
+    with pytest.raises(ConfigError, match=r"setup is None; it must be a feddrop\.Setup"):
+        build_method(METHODS["feddrop"](), None)
+
+
 def test_a_round_goes_on_without_a_device_that_float16_cannot_hold(tiny, small):
     """One weight is too large for the small type: only the devices whose subnet holds it are left out."""
     task = task_for(tiny, small, "feddrop", rates=(0.5,) * 3)

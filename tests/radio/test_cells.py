@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import pickle
 import re
+import threading
 import warnings
 import zipfile
 from dataclasses import fields, replace
@@ -562,6 +564,19 @@ def test_files_that_hold_no_gains(tmp_path, name, data, message):
         read_arrays(tmp_path / name)
     with pytest.raises(ConfigError, match="cannot read the gains"):
         read_arrays(tmp_path / "nowhere.npz")
+
+
+@pytest.mark.parametrize("name", ["pipe.npy", "pipe.npz", "folder.npy"])
+def test_gains_are_read_from_regular_files_only(tmp_path, name):
+    """A pipe without a writer would be waited for; here it has one, so that a mistake fails at once."""
+    if name == "folder.npy":
+        (tmp_path / name).mkdir()
+    else:
+        os.mkfifo(tmp_path / name)
+        writer = os.open(tmp_path / name, os.O_RDWR | os.O_NONBLOCK)
+        threading.Timer(1.0, os.close, [writer]).start()
+    with pytest.raises(ConfigError, match="it is not a regular file"):
+        read_arrays(tmp_path / name)
 
 
 # The page and its picture

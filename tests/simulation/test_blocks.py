@@ -90,10 +90,10 @@ def test_methods_that_do_more_than_average_are_not_linear(tiny, small):
     """The table of tests covers every linear method, and the others say that they are not."""
     tasks = {name: task_of(tiny, small, name) for name in METHODS}
     long = {name: replace(task, setup=replace(task.setup, rounds=99)) for name, task in tasks.items()}
-    linear = {name for name, task in long.items() if method_of(task).linear}
+    linear = {name for name, task in long.items() if method_of(task).is_linear}
     assert linear == {name for name, _ in LINEAR}
     task = task_of(tiny, small, server=Server(agreement=0.5))
-    assert not build_run_method(task.factory, task.setup).linear
+    assert not build_run_method(task.factory, task.setup).is_linear
 
 
 def test_the_sum_of_sums_is_that_of_a_slow_twin(tiny, small):
@@ -245,9 +245,25 @@ def test_a_method_that_is_not_linear_but_says_so_is_refused(tiny, small):
 
     task = task_of(tiny, small)
     base = task.factory
-    task = replace(task, factory=lambda setup: base(setup)._replace(merge=merge))
+    task = replace(task, factory=lambda setup: base(setup)._replace(merge=merge, linear=merge))
     with contextlib.closing(Serial(task)) as serial, pytest.raises(RunError, match="says that it is linear"):
         rounds(task, serial)
+
+
+def test_a_replaced_merge_is_not_taken_for_linear(tmp_path):
+    """The new merge weighs each update by all that it has seen, which no worker knows of another's block."""
+
+    def build(setup):
+        inner = feddrop.build_method(feddrop.FedDrop(), setup)
+
+        def merge(state, params, updates):
+            seen = list(updates)
+            return inner.merge(state, params, [(job, replace(one, weight=len(seen))) for job, one in seen])
+
+        return inner._replace(merge=merge)
+
+    with pytest.raises(ConfigError, match="does more with its updates than average them"):
+        next(iter(feddrop.Run(settings(""), tmp_path / "run", method=build)))
 
 
 def test_a_run_resumes_to_the_bit_but_not_with_other_blocks(tmp_path):

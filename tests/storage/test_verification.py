@@ -15,6 +15,7 @@ from feddrop.report import write_report
 from feddrop.storage import RunFolder, devices, export, load_run
 from feddrop.storage.load import rebuilt
 from feddrop.storage.verification import inspect
+from feddrop.theory.console import subject_of_run
 
 TEXT = "rounds = 5\nmodel = { name = 'mlp' }\ndata = { devices = 3, train_limit = 60 }"
 
@@ -75,11 +76,12 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_refused_by_every_reader(runs, tmp_path, run, damage):
     folder = shutil.copytree(runs / run, tmp_path / "run")
-    for read in READERS.values():
+    readers = (READERS | MODELS).values()
+    for read in readers:
         read(folder)
     hurt, said = DAMAGE[damage]
     hurt(folder)
-    for read in READERS.values():
+    for read in readers:
         with pytest.raises(RunError, match=said):
             read(folder)
     assert [one.name for one in inspect(RunFolder(folder)) if one.problem]
@@ -106,6 +108,8 @@ def test_a_run_can_be_read_as_it_is(runs, tmp_path):
     flip_byte(folder / "devices" / "rounds-000001-000002.parquet")
     run = load_run(folder, verify=False)
     assert len(run.rounds) == 5
+    assert run.model(verify=False) is not None
+    assert run.model(best=True, verify=False) is not None
     assert [one.device for one in run.rounds[4].devices] == [0, 1, 2]
     with pytest.raises(RunError, match="its checksum does not match"):
         len(run.rounds[0].devices)
@@ -231,6 +235,7 @@ MODELS = {
     "sub-model": lambda folder: feddrop.load_model(folder, rate=0.5),
     "best model": lambda folder: feddrop.load_model(folder, best=True),
     "subnets": lambda folder: rebuilt(folder, 1),
+    "theory": lambda folder: subject_of_run(folder, seed=0),
 }
 
 

@@ -64,4 +64,9 @@ BAD_TOML = [
     ("[radio]\nbase_power_w = 2.0\ndownlink_power_w = 3.0", "give one of them|Give one of them"),
     ("[callbacks]\nmlflow = 'https://me:secret@host/x'", "address with a password.*saved in config.toml"),
     ("[data]\npath = 's3://key:secret@bucket'", "address with a password"),
+    *(
+        (f"[callbacks]\nmlflow = 'https://{login}@host/x'", "callbacks.mlflow holds an address with a password")
+        for login in ("me:a/b", "me:a@b", "me:a:b", "me@firm.org:a", "me:/", ":a", "me:1/b")
+    ),
+    ("[method]\nname = 'a.b:c'\nurls = ['x', 'https://me:secret@host']", "a setting of 'a.b:c' holds an address with"),
 ]

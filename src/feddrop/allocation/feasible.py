@@ -221,12 +221,12 @@ def _fewest_left_out(least: FloatArray, active: BoolArray, equal: bool) -> BoolA
     return kept
 
 
+@np.errstate(over="ignore")
 def _stretch(problem: AnyProblem, active: BoolArray, equal: bool) -> FloatArray:
     """Return the smallest feasible factor on the deadline, ``[..., 1]``; inf if the budgets rule out any."""
 
     def over(log_factor: FloatArray) -> FloatArray:
-        with np.errstate(over="ignore"):
-            return _over(_load(problem.least_share(_top(problem), np.exp(log_factor)), active, equal))
+        return _over(_load(problem.least_share(_top(problem), np.exp(log_factor)), active, equal))
 
     low = np.zeros((*problem.shape[:-1], 1))
     never = over(np.full_like(low, np.inf)) > 0

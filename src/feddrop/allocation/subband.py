@@ -63,6 +63,7 @@ class SubbandProblem(RoundProblem):
             part.snr_down, part.snr_up,
         )  # fmt: skip
 
+    @np.errstate(divide="ignore", over="ignore", invalid="ignore")
     def least_share(self, z: FloatArray, stretch: FloatArray | float = 1.0) -> FloatArray:
         """Return the smallest share with which a device trains 1/z of the model in time and budget; inf if none is."""
         level, share = np.asarray(z) * GUARD, np.empty(self.shape)
@@ -77,9 +78,8 @@ class SubbandProblem(RoundProblem):
                 here = np.maximum(deadline.z, energy.z)
                 return np.log(here / limit), -np.where(late, deadline.fall, energy.fall) / here
 
-            with np.errstate(divide="ignore", invalid="ignore"):
-                x = root(over, np.full(found.shape, NARROW), np.full(found.shape, WIDE), np.zeros(found.shape))
-                found[...] = np.where(x < WIDE, np.exp(x), np.inf)
+            x = root(over, np.full(found.shape, NARROW), np.full(found.shape, WIDE), np.zeros(found.shape))
+            found[...] = np.where(x < WIDE, np.exp(x), np.inf)
         return share
 
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from feddrop.config.conversion import convert, declared, did_you_mean
 from feddrop.errors import CUSTOM, ConfigError, not_one_of, shortened
 
-_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
+_LOGIN = re.compile(r"://[^/:]*:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +68,8 @@ class Limits:
                 yield from self.problems(f"{name}[{key!r}]", entry)
         elif isinstance(value, str):
             allowed = self.choices or self.words
-            if _PASSWORD.search(value):
-                yield (
-                    f"{name} holds an address with a password. Settings are saved in config.toml and shown in reports: "
-                    "keep the password in the environment, as in MLFLOW_TRACKING_PASSWORD."
-                )
+            if problem := password_problem(name, value):
+                yield problem
             if allowed and value not in allowed and not (self.custom and ":" in value):
                 yield not_one_of(name, value, allowed, self._also())
         elif isinstance(value, int | float) and not isinstance(value, bool) and not self.allows(value):
@@ -109,6 +106,17 @@ class Limits:
         if low is None:
             return f"{'at most' if self.lt is None else 'below'} {high:g}"
         return f"in {'[' if self.gt is None else '('}{low:g}, {high:g}{']' if self.lt is None else ')'}"
+
+
+def password_problem(name: str, text: str) -> str:
+    """Return that a text holds an address with a password, which may contain ``/``, ``:`` and ``@``; else nothing."""
+    logins = ((_LOGIN.search(word), word.rfind("@")) for word in text.split())
+    if not any(login and login.end() < at for login, at in logins):
+        return ""
+    return (
+        f"{name} holds an address with a password. Settings are saved in config.toml and shown in reports: keep the "
+        "password in the environment, as in MLFLOW_TRACKING_PASSWORD."
+    )
 
 
 class _FromPreset:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import tomli_w
 
 from feddrop.config.conversion import from_table, plain
-from feddrop.config.fields import FROM_PRESET, Chosen, setting
+from feddrop.config.fields import FROM_PRESET, Chosen, password_problem, setting
 from feddrop.config.method_base import MethodSettings
 from feddrop.config.rivals import THRESHOLDS, Caldas, FedDD, PerFedMask, Pruning, Wen
 from feddrop.config.sparse import FedDST, FedRTS, PruneFL
@@ -250,9 +250,11 @@ class CustomMethod(MethodSettings):
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", {key: plain(entry) for key, entry in self.settings.items()})
         try:
-            tomli_w.dumps(self.settings)
+            text = tomli_w.dumps(self.settings)
         except TypeError as error:
             raise ConfigError(f"the settings of {self.factory!r} are {shortened(self.settings)}: {error}") from None
+        if problem := password_problem(f"a setting of {self.factory!r}", text):
+            raise ConfigError(problem)
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -5,9 +5,11 @@ The only module that parses text written by users.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,12 +18,19 @@ from typing import Any
 from feddrop.errors import ConfigError
 
 LARGEST = 64 * 2**20
-"""Largest file that is read, in bytes; special files such as /dev/zero never end."""
+"""Largest file that is read, in bytes."""
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise an OSError for a folder, a pipe or a device: the last two may never answer or never end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 -- an invalid name must fail here
+        raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def read_text(path: str | os.PathLike[str], what: str, largest: int = LARGEST) -> str:
     """Read a UTF-8 text file, with or without a byte-order mark; ``what`` describes it in errors."""
     try:
+        check_regular(path)
         with open(path, "rb") as file:  # noqa: PTH123 -- an invalid name must fail here
             data = file.read(largest + 1)
         if len(data) <= largest:

@@ -155,7 +155,7 @@ class Radio(Settings):
     reference_m: float = setting(1.0, gt=0)
     propagation: str = setting(FROM_PRESET, choices=("", *SITES))
     carrier_hz: float = setting(FROM_PRESET, ge=0)
-    radius_m: float = setting(FROM_PRESET, ge=0)
+    radius_m: float = setting(FROM_PRESET, ge=0, le=1e9)
     min_distance_m: float = setting(FROM_PRESET, ge=0)
     base_height_m: float = setting(FROM_PRESET, ge=0)
     device_height_m: float = setting(FROM_PRESET, ge=0)

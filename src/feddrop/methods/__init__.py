@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from feddrop.config import CustomMethod, MethodSettings, SuppliedMethod
-from feddrop.errors import ConfigError, FeddropError, clean, named_object
+from feddrop.errors import ConfigError, FeddropError, clean, named_object, shortened
 from feddrop.methods import (
     fedavg,
     feddd,
@@ -62,6 +62,14 @@ def build_method(settings: MethodSettings, setup: Setup) -> Method:
         >>> {name: piece.size for name, piece in method.cut(feddrop.Job(round=1, device=0, seed=7, rate=0.5)).items()}
         {'weight': 16, 'bias': 4}
     """
+    if not isinstance(settings, MethodSettings):
+        raise ConfigError(
+            f"settings is {shortened(settings)}; it must be those of a method, such as feddrop.FedDrop()."
+        )
+    if not isinstance(setup, Setup):
+        raise ConfigError(
+            f"setup is {shortened(setup)}; it must be a feddrop.Setup, as in Setup(model=net, example=x, rounds=30)."
+        )
     if isinstance(settings, SuppliedMethod):
         raise ConfigError(
             f"method.name is 'custom': the method {settings.factory!r} was passed in Python. Pass it again, as in "

@@ -45,7 +45,6 @@ def with_agreement(method: Method, setup: Setup) -> Method:
         init=init,
         plan=lambda state, *given: method.plan(_inner(state), *given),
         merge=merge,
-        linear=False,
         settle=settle and (lambda state, params: settle(_inner(state), params)),
         notes=lambda state: {**(notes(_inner(state)) if notes else {}), AGREEMENT: float(state[AGREEMENT])},
         at=at and (lambda state, *given: at(_inner(state), *given)),

@@ -35,7 +35,8 @@ def with_compression(method: Method, setup: Setup) -> Method:
     """Return a method whose devices send a share ``train.compress`` of their changes."""
     it, inside = _Compressed(method, setup), method.sizes
     sizes = inside and (lambda rate: it.sizes(inside(rate)))
-    return method._replace(plan=it.plan, local=it.local, merge=it.merge, answer=it.answer, sizes=sizes)
+    linear = it.merge if method.is_linear else None
+    return method._replace(plan=it.plan, local=it.local, merge=it.merge, linear=linear, answer=it.answer, sizes=sizes)
 
 
 class _Compressed:

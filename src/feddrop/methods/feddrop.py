@@ -47,7 +47,7 @@ def build_feddrop(setup: Setup, config: FedDrop) -> Method:
             return {**mean.mean(), **{name: params[name] for name in kept}}, state
         return mean.applied_to(params), state
 
-    return Method(init, plan, draws.cut, local, merge, sizes=draws.sizes, linear=True)
+    return Method(init, plan, draws.cut, local, merge, sizes=draws.sizes, linear=merge)
 
 
 def _term(config: FedDrop, full: Tensor, piece: Piece, moved: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def build_fiarse(setup: Setup, config: FIARSE) -> Method:
         return setup.average(before, updates), state
 
     sizes = layout.sizes if layout.by_layer else None
-    return Method(init, plan, layout.cut, local, merge, sizes=sizes, linear=True, notices=(*_small_weights(setup),))
+    return Method(init, plan, layout.cut, local, merge, sizes=sizes, linear=merge, notices=(*_small_weights(setup),))
 
 
 def _small_weights(setup: Setup) -> Iterator[str]:

@@ -150,8 +150,9 @@ class Method(NamedTuple):
             mode, for ``eval_rates`` and ``load_model(folder, rate=...)``; methods of the package have it.
         returns_weights: whether devices return weights, because they train weights that the server does not know; the
             server subtracts its own, so that guard and ``merge`` get changes.
-        linear: whether ``merge`` uses updates only by adding them to the means of :meth:`Setup.mean_of`, and returns
-            its state unchanged; ``execution.merge_block`` needs this.
+        linear: ``merge`` again if it uses updates only by adding them to the means of :meth:`Setup.mean_of`, and
+            returns its state unchanged; ``execution.merge_block`` needs this. It says nothing of another ``merge`` that
+            replaces this one.
         notices: one line per thing that works but is probably not intended; the run logs and records them.
     """
 
@@ -166,8 +167,13 @@ class Method(NamedTuple):
     notes: Callable[[State], Mapping[str, float]] | None = None
     at: Callable[[State, Params, int, float, int], nn.Module] | None = None
     returns_weights: bool = False
-    linear: bool = False
+    linear: Callable[[State, Params, Iterable[tuple[Job, Update]]], tuple[Params, State]] | None = None
     notices: tuple[str, ...] = ()
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether ``merge`` is the function that ``linear`` names."""
+        return self.linear == self.merge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

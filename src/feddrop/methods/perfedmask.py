@@ -45,7 +45,7 @@ Choice = npt.NDArray[np.bool_]
 def build_perfedmask(setup: Setup, _: PerFedMask) -> Method:
     """Build PerFedMask."""
     it = _PerFedMask(setup)
-    return Method(it.init, it.plan, it.cut, it.local, it.merge, sizes=it.sizes, answer=it.answer, linear=True)
+    return Method(it.init, it.plan, it.cut, it.local, it.merge, sizes=it.sizes, answer=it.answer, linear=it.merge)
 
 
 class _PerFedMask:

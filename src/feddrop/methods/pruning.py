@@ -32,4 +32,4 @@ def build_pruning(setup: Setup, config: Pruning) -> Method:
     def merge(state: State, params: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         return setup.average(params, updates, over="all" if config.rule == "delta" else "holders"), state
 
-    return Method(init, plan, layout.cut, local, merge, sizes=layout.sizes if layout.by_layer else None, linear=True)
+    return Method(init, plan, layout.cut, local, merge, sizes=layout.sizes if layout.by_layer else None, linear=merge)

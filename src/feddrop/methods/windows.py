@@ -73,7 +73,7 @@ def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
         widest = kept_units(graph, cut_at(min(setup.rates), partial(window, 0)))
         lines = tuple(_untrained_units(graph, widest, setup.rounds - 1 if moves else 0))
     sized = None if config.layer_rates else sizes
-    method = Method(init, plan, cut, local, merge, sizes=sized, linear=True, notices=lines)
+    method = Method(init, plan, cut, local, merge, sizes=sized, linear=merge, notices=lines)
     return method._replace(at=partial(device_network, setup, method, prepare=scale))
 
 

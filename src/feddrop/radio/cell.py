@@ -228,6 +228,7 @@ class Cell:
         down, up = self._signal_to_noise(channels, band if self.noise == "subband" else self.bandwidth_hz)
         return _efficiency(down), _efficiency(up)
 
+    @np.errstate(over="ignore", invalid="ignore")  # the problem refuses infinite values by name
     def problem(
         self,
         channels: Channels,

@@ -91,4 +91,5 @@ def path_loss(
     """Return the mean power gain, ``at_reference`` x (distance / ``reference_m``)^-``exponent``, ``[num_devices]``."""
     distances = np.asarray(distances_m, dtype=np.float64)
     refuse("distances_m", distances, (distances > 0) & (distances < np.inf), "finite and positive", distances.shape)
-    return at_reference * (distances / reference_m) ** -exponent
+    with np.errstate(over="ignore"):  # the cell refuses infinite gains
+        return at_reference * (distances / reference_m) ** -exponent

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.allocation.problem import FloatArray, refuse
+from feddrop.config.parsing import check_regular
 from feddrop.errors import ConfigError, one_of
 from feddrop.radio.tables import TableRow, by_numbers, read_table
 
@@ -196,6 +197,7 @@ def _load(path: Path) -> Mapping[str, npt.NDArray[Any]]:
     """Return the arrays of a file by name; the one of a ``.npy`` file is the uplink."""
     zipped = path.suffix.lower() == ".npz"
     try:
+        check_regular(path)
         if zipped:
             with zipfile.ZipFile(path) as archive:
                 size = sum(entry.file_size for entry in archive.infolist())
@@ -211,7 +213,8 @@ def _load(path: Path) -> Mapping[str, npt.NDArray[Any]]:
             return {name: found[name] for name in found.files}
     except (OSError, ValueError, EOFError, MemoryError, OverflowError, TypeError, *_ZIP_ERRORS) as error:
         objects = re.search("pickle|Python objects", str(error))
-        why = "it holds Python objects, which are never unpickled" if objects else error
+        reason = getattr(error, "strerror", None) or error
+        why = "it holds Python objects, which are never unpickled" if objects else reason
         raise ConfigError(f"cannot read the gains {str(path)!r}: {why}. Write it with np.save or np.savez.") from None
 
 

@@ -179,8 +179,8 @@ def run_in_blocks(
             continue
         if not part.linear:
             raise RunError(
-                "the method says that it is linear, but its merge opens no mean or changes its state. Remove linear = "
-                "True from it, and set execution.merge_block to 0."
+                "the method says that it is linear, but its merge opens no mean or changes its state. Remove linear "
+                "from it, and set execution.merge_block to 0."
             )
         intake.devices |= part.devices
         for device, memory in part.memories.items():
@@ -240,7 +240,7 @@ def problems(run: Prepared) -> Iterator[str]:
         run.config.clock.kind,
         f"execution.merge_block is {run.config.execution.merge_block}",
     )
-    if not run.method.linear:
+    if not run.method.is_linear:
         yield (
             f"{given}, but the method {run.config.method.name!r} does more with its updates than average them. Set it "
             "to 0."

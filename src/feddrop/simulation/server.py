@@ -74,9 +74,9 @@ class ServerState:
         kept, like = found.groups, self.groups()
         missing = self.state.keys() - kept.get("state", {}).keys()
         if missing and ready.custom.method is None:  # a custom method may drop a part of its state
-            names = ", ".join(sorted(missing))
+            parts = ", ".join(sorted(missing))
             raise RunError(
-                f"the checkpoint in {folder} lacks the method's state: {names}. Resume with --back 1, or start again."
+                f"the checkpoint in {folder} lacks the method's state: {parts}. Resume with --back 1, or start again."
             )
         clock = self.clock.copied() if self.clock else None
         names = ("params", "server", "spent")

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from feddrop.config.parsing import check_regular
 from feddrop.errors import RunError, clean
 
 try:
@@ -137,9 +138,8 @@ def digest(data: bytes) -> str:
 
 
 def read_whole(path: Path) -> bytes:
-    """Read a regular file. A pipe or a device, which may never end, is an OSError."""
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is not a regular file")
+    """Read a regular file; anything else is an OSError."""
+    check_regular(path)
     return path.read_bytes()
 
 

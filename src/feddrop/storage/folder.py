@@ -78,7 +78,7 @@ class RunFolder(RunReader):
         if not best:
             found = load_checkpoint(self.path / CHECKPOINTS)
             self._compare_with_last(found, strict=strict)
-        elif wanted := recovery.best_round(self.records()):
+        elif wanted := recovery.best_round(self.saved(verify=False).records):
             try:
                 found = read_checkpoint(self.path / CHECKPOINTS, wanted[1])
             except DamagedError as error:

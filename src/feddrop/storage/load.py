@@ -14,7 +14,6 @@ from feddrop.storage.files import is_folder
 from feddrop.storage.folder import RunFolder
 from feddrop.storage.records import RoundRecord
 from feddrop.storage.sealed import DamagedError
-from feddrop.storage.verification import manifest_problem
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -131,10 +130,11 @@ def load_model(
             sparse network, and FedAvg the full one.
         draw: which random subnet, for methods that draw them.
         method: for a sub-model of a run with a custom method, that method.
-        verify: whether a changed ``run.json`` is a RunError.
+        verify: whether a changed ``run.json``, and changed or missing lines of metrics and files of devices, are a
+            RunError.
 
     Raises:
-        RunError: no checkpoint is intact, it belongs to another network, or the run's configuration was changed.
+        RunError: no checkpoint is intact, it belongs to another network, or another file of the run was changed.
 
     Example:
         >>> import feddrop
@@ -147,7 +147,7 @@ def load_model(
     from feddrop.subnets import parameters
 
     run = RunFolder(folder)
-    config, about = _verified(run) if verify else (run.config(), run.about())
+    config, about = verified(run) if verify else (run.config(), run.about())
     checkpoint = run.checkpoint(best=best, strict=strict)
     values = checkpoint.groups.get("params", {})
     if model is not None:
@@ -165,11 +165,11 @@ def load_model(
     return models.Preprocessed(network, _preprocessing(about, run.path)) if with_preprocessing else network
 
 
-def _verified(run: RunFolder) -> tuple[RunConfig, dict[str, Any]]:
-    """Return the configuration and ``run.json`` of a run; RunError if they are not what was written."""
-    if problem := manifest_problem(run):
-        raise RunError(problem)
-    return run.config(), run.about()
+def verified(run: RunFolder) -> tuple[RunConfig, dict[str, Any]]:
+    """Return the configuration and ``run.json`` of a run; RunError if these, its metrics or devices were changed."""
+    config, about = run.config(), run.about()
+    run.saved()
+    return config, about
 
 
 def _sub_model(
@@ -245,7 +245,7 @@ def rebuilt(folder: str | Path, round_: int) -> Rebuilt:
     from feddrop.subnets import parameters
 
     run = RunFolder(folder)
-    config, about = _verified(run)
+    config, about = verified(run)
     if custom := [name for name in about.get("custom") or [] if name in ("network", "method")]:
         raise RunError(f"this run has a custom {' and '.join(custom)}, which is not imported when a run is read.")
     network = _build_network(config, about, run.path)

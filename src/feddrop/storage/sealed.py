@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from feddrop.config.parsing import load_json
+from feddrop.config.parsing import check_regular, load_json
 
 DIGITS = 64
 """Hexadecimal digits of a digest."""
@@ -42,9 +42,10 @@ def notes_of(data: bytes) -> dict[str, str]:
 def peek(path: Path, tensor: str) -> tuple[dict[str, Any], bytes]:
     """Read the notes of a file and one tensor as bytes, empty if absent, without reading or verifying the rest."""
     try:
+        check_regular(path)
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            if not path.is_file() or size > _LONGEST_HEADER:
+            if size > _LONGEST_HEADER:
                 raise DamagedError("it has no header")
             header = load_json(file.read(size))
             start, end = header.get(tensor, {}).get("data_offsets", (0, 0))

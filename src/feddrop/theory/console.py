@@ -22,6 +22,7 @@ from feddrop.learning.local import Loss
 from feddrop.learning.losses import loss_named
 from feddrop.seeds import derive, permutation
 from feddrop.storage import RunFolder
+from feddrop.storage.load import verified
 from feddrop.subnets import parameters
 from feddrop.theory.bounds import Theta
 from feddrop.theory.estimators import EstimatePoint
@@ -99,7 +100,7 @@ def new_subject(model: str, data: str, devices: int, rounds: int, seed: int) -> 
 def subject_of_run(folder: Path, seed: int) -> Subject:
     """Return the newest checkpoint of a run with its data, samples per device and rounds."""
     run = RunFolder(folder)
-    config, loaded, about = run.config(), run.checkpoint(), run.about()
+    (config, about), loaded = verified(run), run.checkpoint()
     for custom in sorted({"data", "loss"} & {*(about.get("custom") or ())}):
         raise RunError(f"{folder} has a custom {custom}. Use feddrop.theory.study with its network and data.")
     model, dataset = config.model.name, _numbers(configured_dataset(config.data))
