@@ -2,6 +2,7 @@
 
     python benchmarks/attacks.py                    # all rates, two seeds: ten CPU minutes
     python benchmarks/attacks.py --partition dirichlet --attacks none --defences mean --seeds 1 2 3 4   # false marks
+    python benchmarks/attacks.py --rates mixed --method importance   # unequal rates
     python benchmarks/attacks.py --small            # two attacks, three defences, two rounds
 
 Ten devices learn 600 handwritten digits in 12 rounds with a perceptron; some devices attack in every round and know
@@ -56,6 +57,16 @@ DEFENCES: dict[str, list[str]] = {
 }
 
 
+RATES = {"mixed": [0, 0, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75, 0.9, 0.9]}
+"""Unequal rates by name."""
+METHODS = {
+    "uniform": "feddrop",
+    "importance": "{ name = 'feddrop', draw = 'importance' }",
+    "importance²": "{ name = 'feddrop', draw = 'importance', exponent = 2.0 }",
+    "fiarse": "fiarse",
+}
+
+
 class Outcome(NamedTuple):
     """The result of a run: accuracy, success of the backdoor, and (marked, all) updates of hostile, honest devices."""
 
@@ -95,25 +106,30 @@ def attacked(attack: str, defence: str, *more: str) -> Outcome:
 def main() -> None:
     """Print one Markdown table per rate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.0, 0.3, 0.5])
+    parser.add_argument("--rates", nargs="+", default=["0", "0.3", "0.5"], help="of all devices, or mixed")
+    parser.add_argument("--method", choices=METHODS, default="uniform")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--partition", default="iid", help="iid or dirichlet, with alpha 0.1")
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), metavar="NAME", help=f"of {list(ATTACKS)}")
     parser.add_argument("--defences", nargs="+", default=list(DEFENCES), metavar="NAME", help=f"of {list(DEFENCES)}")
     parser.add_argument("--small", action="store_true", help="run quickly; the numbers mean nothing")
     given = parser.parse_args()
-    attacks, defences, more = given.attacks, given.defences, [f"data.partition={given.partition}"]
+    attacks, defences = given.attacks, given.defences
+    more = [f"data.partition={given.partition}", f"method={METHODS[given.method]}"]
     if given.small:
-        attacks, defences, given.rates, given.seeds = attacks[:2], ["mean", "median", "filter"], [0.3], [1]
+        attacks, defences, given.rates, given.seeds = attacks[:2], ["mean", "median", "filter"], ["mixed"], [1]
         more += ["rounds=2", "data.train_limit=100"]
     torch.set_num_threads(1)
     for rate in given.rates:
-        print(f"\nRate {rate:g}, {given.partition} data, seeds {given.seeds}:\n", flush=True)
+        print(f"\nRate {rate}, {given.method}, {given.partition} data, seeds {given.seeds}:\n", flush=True)
         head = ["attack", *defences, "marked", "honest marked"]
         print(_row(head), _row(["---"] * len(head)), sep="\n")
         for attack in attacks:
             found = [
-                [attacked(attack, defence, f"rate={rate}", f"seed={seed}", *more) for seed in given.seeds]
+                [
+                    attacked(attack, defence, f"rate={RATES.get(rate, rate)}", f"seed={seed}", *more)
+                    for seed in given.seeds
+                ]
                 for defence in defences
             ]
             hostile, of, honest, all_ = map(sum, zip(*((*run.hostile, *run.honest) for run in found[0]), strict=True))

@@ -444,3 +444,11 @@ def test_a_forged_state_is_one_line():
     ):
         with pytest.raises(RunError, match="the state of the guard in the checkpoint is unreadable"):
             guard().returned_to(guard().tensors() | change)
+
+
+def test_a_device_that_holds_little_may_change_it_more(tmp_path):
+    """Honest devices with a tenth of the weights, the largest, are not marked for moving these far."""
+    settings = ["rounds=8", "seed=0", "rate=[0, 0, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75, 0.9, 0.9]", "data.train_limit=800"]
+    settings += ["data.devices=10", "model.name=mlp", "eval_every=8"]
+    config = RunConfig.from_toml("", [*settings, "method={ name = 'feddrop', draw = 'importance' }"])
+    assert not marked(list(Run(config, tmp_path / "run", report=False)))

@@ -1,7 +1,11 @@
 """Which updates of a round look suspicious: by size, by direction, by distance from the others, by claimed samples.
 
 Of every update only its size and a sketch of 1,024 numbers are kept, so nothing has to wait and the cost of a round is
-linear in its devices. A sketch sums the update's values with random signs into 1,024 buckets: inner products of
+linear in its devices. Sizes and distances are per weight held; those of devices that hold fewer weights than most are
+scaled down to what they are in the full network, since honest subnets at high rates change the few weights that they
+hold more than others do.
+
+A sketch sums the update's values with random signs into 1,024 buckets: inner products of
 sketches estimate those of updates, with an error of about 3 % of the norms. Large tensors are sketched on a window of
 32,768 values. Signs and windows follow from the run's seed and the round, which devices do not know.
 """
@@ -163,7 +167,9 @@ class Seen:
         devices = list(self.sizes)
         if not devices:
             return {}
-        sizes, samples = np.array(list(self.sizes.values())), np.array(list(self.samples.values()), float)
+        samples, shares = np.array(list(self.samples.values()), float), np.array(self._shares)
+        allowance = np.minimum(1.0, np.sqrt(shares / np.median(shares)))
+        sizes = allowance * np.array(list(self.sizes.values()))
         easing = np.where([device in known for device in devices], KNOWN, 1.0)
         found: dict[int, list[tuple[float, str]]] = {}
 
@@ -178,9 +184,9 @@ class Seen:
         if len(devices) >= ENOUGH:
             among = np.flatnonzero(np.isin(devices, self.trusted(known)))
             cosines = median_cosines(self._sketches, derive(self.seed, "compared", self.round), among)
-            away = distances_from_others(self._sketches, among)
+            away = allowance * distances_from_others(self._sketches, among)
             usual_cosine, usual_away = float(np.median(cosines[among])), float(np.median(away[among]))
-            agree = usual_cosine >= IN_AGREEMENT * float(np.median(self._shares))
+            agree = usual_cosine >= IN_AGREEMENT * float(np.median(shares))
             limit = STANDS_OUT_THERE if agree else max(STANDS_OUT, _spread_limit(sizes[among]))
             far = STANDS_OUT_THERE if agree else max(STANDS_OUT, _spread_limit(away[among]))
             mark(away / (usual_away or 1.0), far, "{} × as far from the others' median as usual (limit {})")
