@@ -181,7 +181,7 @@ def _resnet(title: str, *, partition: str, alpha: float = Data().alpha, search: 
         shape=(3, 32, 32),
         classes=100,
         columns=(MIXED, HARD),
-        methods=("FedAvg", "FIARSE", "HeteroFL", PAPER, IMPORTANCE, SQUARED),
+        methods=("FedAvg", "FIARSE", "HeteroFL", PAPER, IMPORTANCE),
         search=search,
     )
 
