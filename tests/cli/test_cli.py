@@ -25,8 +25,9 @@ from rich.console import Console
 import feddrop as package
 from feddrop.cli import app, output, settings
 from feddrop.cli.failures import explain, guarded
+from feddrop.cli.results import common_folder
 from feddrop.config import METHODS, Radio, RunConfig
-from feddrop.errors import RunError
+from feddrop.errors import ConfigError, RunError
 from feddrop.simulation import live
 from feddrop.storage import DeviceRecord, RoundRecord
 from feddrop.storage.folder import RunFolder
@@ -76,14 +77,30 @@ def test_run_report_and_resume(tmp_path):
     feddrop("run", *SMALL, "--rate", "0.6", "--seed", "4", "--out", "second", cwd=tmp_path)
     config = RunConfig.from_file(tmp_path / "second" / "config.toml")
     assert (config.rate, config.seed) == (0.6, 4)
-    assert feddrop("report", "first", "second", cwd=tmp_path).returncode == 0
-    assert (tmp_path / "comparison.html").exists()
+    page = feddrop("report", "../first", "../second", cwd=tmp_path / "first").stdout
+    assert page == f"Comparison: {tmp_path / 'report.html'}\n"
+    assert "2 runs compared" in (tmp_path / "report.html").read_text()
 
 
 def test_json_is_for_machines(tmp_path):
     lines = feddrop("run", *SMALL, "--out", "r", "--json", cwd=tmp_path).stdout.splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
     assert json.loads(feddrop("data", "digits", "--json").stdout)["classes"] == 10
+
+
+@pytest.mark.parametrize(
+    ("runs", "out"),
+    [(["a", "b"], "."), (["runs/a", "runs/b"], "runs"), (["x/y/a", "x/z/../b"], "x"), (["a", "a"], ".")],
+)
+def test_several_runs_are_reported_in_the_folder_that_holds_them(runs, out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert common_folder([Path(run) for run in runs]) == Path(out)
+    assert common_folder([tmp_path.parent / run for run in runs]) == tmp_path.parent / out
+
+
+def test_runs_without_a_common_folder_need_out():
+    with pytest.raises(ConfigError, match=r"^/a and /b/c share no folder but /\. Give --out FILE\.html\.$"):
+        common_folder([Path("/a"), Path("/b/c")])
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ def report(
     folders:
         One run folder, or several to compare. Runs that differ only in their seed are drawn as one, with their spread.
     out:
-        Output file. Default: report.html in the run folder, or comparison.html in the current folder.
+        Output file. Default: report.html in the run folder, or in the innermost folder that holds all of the runs.
     target:
         Accuracy whose cost is compared, e.g. --target 0.5; may be repeated. Default: the best that all runs reached.
     reference:
@@ -36,12 +37,21 @@ def report(
     from feddrop.report import write_comparison, write_report
 
     if len(folders) > 1:
-        page = write_comparison(folders, out or Path("comparison.html"), targets=target, reference=reference)
+        file = out or common_folder(folders) / "report.html"
+        page = write_comparison(folders, file, targets=target, reference=reference)
         say(f"Comparison: {page}")
         return
     if target or reference:
         raise ConfigError("--target and --reference compare runs. Give at least two run folders.")
     say(f"Report: {write_report(folders[0], out)}")
+
+
+def common_folder(folders: list[Path]) -> Path:
+    """Return the innermost folder that holds all runs, relative if it is below the current one."""
+    found = Path(os.path.commonpath([Path(os.path.normpath(folder.absolute())).parent for folder in folders]))
+    if found == found.parent:
+        raise ConfigError(f"{' and '.join(map(str, folders))} share no folder but {found}. Give --out FILE.html.")
+    return found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
 
 
 def export(folder: Path, *, out: Path, devices: Annotated[bool, FLAG] = False) -> None:
