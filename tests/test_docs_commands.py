@@ -44,7 +44,7 @@ OTHERS = {
 STAND_INS = {"cifar100": "digits", "cifar10": "digits", "fashion_mnist": "digits"}
 SMALLER = {
     "sweep": {"--set": ["rounds=2", "data.train_limit=60"]},
-    "compare": {"--set": ["compare.budget.bytes=12e6", "compare.seeds=1", "data.train_limit=60", "data.devices=2"]},
+    "compare": {"--set": ["compare.budget.bytes=12e6", "compare.seeds=1", "data.train_limit=60"]},
     "run": {"--set": ["rounds=2", "data.train_limit=100", "eval_every=2"]},
     "theory": {"--batch": "8", "--masks": "2", "--rates": "0.1"},
 }

@@ -13,13 +13,20 @@ from feddrop.allocation import allocate
 from feddrop.config import METHODS, RunConfig
 from feddrop.radio.files import load
 from feddrop.report import read_log
+from feddrop.simulation.preparation import prepare
 from feddrop.simulation.run import run
+from feddrop.sweeps.comparison import read_comparison
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def test_configurations_are_valid():
     assert RunConfig.from_file(EXAMPLES / "digits.toml").radio is not None
+
+
+def test_the_first_comparison_warns_of_nothing():
+    for name, arm in read_comparison(EXAMPLES / "compare_methods.toml")[0].items():
+        assert (name, prepare(arm.config, arm).warnings) == (name, ())
 
 
 def test_a_city_street(tmp_path):
