@@ -322,7 +322,7 @@ def test_runs_side_by_side(page, server, root):
 def test_two_runs_compared(page, server, root):
     page.js("location.hash = '#/compare/' + encodeURIComponent(JSON.stringify({runs: ['base-seed1', 'hostile']}))")
     page.until("document.querySelectorAll('#compare-results tbody tr').length === 2")
-    told = compared(Runs(root).logs(["base-seed1", "hostile"]), {})
+    told = compared(Runs(root).groups(["base-seed1", "hostile"]), {})
     rows = page.js(CELLS % "#compare-results")
     assert [row[2:] for row in rows] == told["results"]
     assert rows[1][0].startswith("<img src=x")  # a hostile label is text
@@ -332,7 +332,7 @@ def test_two_runs_compared(page, server, root):
     page.until("!document.querySelector('#compare-verdicts').hidden")
     page.until("document.querySelector('#compare-lead').innerText.includes('1 round')")
     given = {"reference": "base-seed1", "budget": {"rounds": 1}}
-    told = compared(Runs(root).logs(["base-seed1", "hostile"]), given)
+    told = compared(Runs(root).groups(["base-seed1", "hostile"]), given)
     assert [row[2:] for row in page.js(CELLS % "#compare-results")] == told["results"]
     verdict = page.js(CELLS % "#compare-verdicts")[0][1]
     assert told["verdicts"][0][0]["says"] in verdict

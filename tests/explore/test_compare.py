@@ -14,7 +14,7 @@ from feddrop.errors import ConfigError, FeddropError, RunError
 from feddrop.explore import open_explorer
 from feddrop.explore.compare import compared, figure
 from feddrop.explore.paper import MISSING, Paper
-from feddrop.explore.runs import Runs
+from feddrop.explore.runs import LOOKS, Runs
 from feddrop.explore.subnets import held
 from feddrop.report.compare import read_logs, standings
 from feddrop.report.groups import grouped
@@ -36,7 +36,7 @@ NAMES = ["low-seed1", "low-seed2", "high-seed1", "high-seed2"]
 
 
 def test_the_table_is_that_of_a_comparison(root):
-    told = compared(Runs(root).logs(NAMES), {"reference": "low", "targets": [0.05], "budget": {"rounds": 1}})
+    told = compared(Runs(root).groups(NAMES), {"reference": "low", "targets": [0.05], "budget": {"rounds": 1}})
     groups = grouped(read_logs([root / name for name in NAMES]))
     slow = standings(groups, targets=[0.05], reference=groups[0], budget={"rounds": 1})
     assert told["groups"] == [
@@ -48,13 +48,13 @@ def test_the_table_is_that_of_a_comparison(root):
     assert [one["says"] for one in verdicts] == [row.verdict for _, row in slow.lines()[1][1][: len(slow.judged)]]
     assert {one["why"] for one in verdicts} == {"few seeds"}
     assert told["differs"]["rate"] == ["0.1", "0.6"]
-    everything = compared(Runs(root).logs(NAMES), {})
+    everything = compared(Runs(root).groups(NAMES), {})
     assert everything["results"] != told["results"]  # the budget counts
     assert everything["verdicts"] == []
 
 
 def test_wrong_questions_are_refused(root):
-    logs = Runs(root).logs(NAMES)
+    chosen = Runs(root).groups(NAMES)
     for given, text in (
         ({"budget": {"watts": 1}}, "joules"),
         ({"budget": {"rounds": -1}}, "positive"),
@@ -62,13 +62,38 @@ def test_wrong_questions_are_refused(root):
         ({"targets": ["high"]}, "positive"),
     ):
         with pytest.raises(ConfigError, match=text):
-            compared(logs, given)
+            compared(chosen, given)
     with pytest.raises(RunError, match="choose 1 to"):
         compared([], {})
-    assert compared(logs, {"reference": "gone"})["reference"] == ""  # its runs are no longer chosen
+    assert compared(chosen, {"reference": "gone"})["reference"] == ""  # its runs are no longer chosen
     for wrong in ({"against": "energy"}, {"width": "a4"}, {"kind": "exe"}):
         with pytest.raises(FeddropError):
-            figure(logs, **{"against": "round", "width": "ieee", "kind": "pdf", **wrong})
+            figure(chosen, **{"against": "round", "width": "ieee", "kind": "pdf", **wrong})
+
+
+def test_a_group_keeps_its_colour_whatever_else_is_chosen_and_in_which_order(root):
+    runs = Runs(root)
+
+    def colours(names):
+        curves = {one["name"]: (one["colour"], one["dash"]) for one in runs.curves(names, "test_accuracy", "rounds")}
+        told = {one["name"]: one["colour"] for one in compared(runs.groups(names), {})["groups"]}
+        assert told == {name: colour for name, (colour, _) in curves.items()}
+        return curves
+
+    assert colours(NAMES[2:]) == {"high": (0, 0)}
+    assert colours(NAMES) == {"low": (1, 0), "high": (0, 0)}
+    assert colours(NAMES[::-1]) == {"low": (1, 0), "high": (0, 0)}
+    assert colours(NAMES[:2]) == {"low": (1, 0)}
+    assert runs.groups(NAMES[:1])[0].look == (1, 0, 0)
+
+
+def test_groups_of_many_runs_look_different(root):
+    runs = Runs(root)
+    (group,) = runs.groups(NAMES[:1])
+    for n in range(len(LOOKS) - 1):  # runs that were shown before
+        runs._looks[f"run {n}"] = runs._new_look([(0, 0, 0)] * (n % 2))
+    assert len(set(runs._looks.values())) == len(LOOKS)
+    assert runs._new_look([group.look])[0] != group.look[0]  # all are taken
 
 
 @pytest.mark.parametrize(("width", "inches"), [("ieee", 3.5), ("ieee-double", 7.16)])

@@ -10,21 +10,20 @@ from feddrop.config.compare import RESOURCES, WIDTHS
 from feddrop.errors import ConfigError, RunError, clean, one_of
 from feddrop.report import accuracy_figure, loss_figure
 from feddrop.report.compare import Standings, standings, ways_of
-from feddrop.report.groups import Group, differing_settings, grouped
-from feddrop.report.runlog import RunLog
+from feddrop.report.groups import Group, differing_settings
 from feddrop.report.tables import setting_text
 
 MOST_RUNS, MOST_TARGETS = 200, 10
 
 
-def compared(logs: Sequence[RunLog], given: Mapping[str, Any]) -> dict[str, Any]:
+def compared(groups: Sequence[Group], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the comparison of runs as texts and numbers.
 
     Args:
-        logs: the runs.
+        groups: the runs.
         given: ``targets``, accuracies to reach; ``budget``, amounts by resource; ``reference``, the name of a group.
     """
-    found = _standings(logs, given)
+    found = _standings(groups, given)
     lines = found.lines()
     return {
         "lead": found.lead,
@@ -52,10 +51,9 @@ def compared(logs: Sequence[RunLog], given: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def figure(logs: Sequence[RunLog], *, against: str, width: str, kind: str) -> bytes:
+def figure(groups: Sequence[Group], *, against: str, width: str, kind: str) -> bytes:
     """Return the score of runs against a resource as PDF or PNG, at a journal's width."""
-    groups = grouped(_checked(logs))
-    found = standings(groups, targets=(), reference=None, budget={})
+    found = standings(_checked(groups), targets=(), reference=None, budget={})
     draw = accuracy_figure if found.score.better > 0 else loss_figure
     one_of("the x-axis", against, ways_of(found.runs))
     drawn = io.BytesIO()
@@ -65,9 +63,8 @@ def figure(logs: Sequence[RunLog], *, against: str, width: str, kind: str) -> by
     return drawn.getvalue()
 
 
-def _standings(logs: Sequence[RunLog], given: Mapping[str, Any]) -> Standings:
-    groups = grouped(_checked(logs))
-    named = {group.name: group for group in groups}
+def _standings(groups: Sequence[Group], given: Mapping[str, Any]) -> Standings:
+    named = {group.name: group for group in _checked(groups)}
     reference = str(given.get("reference") or "")
     if reference and reference not in named:  # its runs are no longer chosen
         reference = ""
@@ -79,10 +76,10 @@ def _standings(logs: Sequence[RunLog], given: Mapping[str, Any]) -> Standings:
     return standings(groups, targets=targets, reference=named.get(reference), budget=budget)
 
 
-def _checked(logs: Sequence[RunLog]) -> Sequence[RunLog]:
-    if not 1 <= len(logs) <= MOST_RUNS:
-        raise RunError(f"{len(logs)} runs are chosen; choose 1 to {MOST_RUNS}.")
-    return logs
+def _checked(groups: Sequence[Group]) -> Sequence[Group]:
+    if not 1 <= (count := sum(len(group.runs) for group in groups)) <= MOST_RUNS:
+        raise RunError(f"{count} runs are chosen; choose 1 to {MOST_RUNS}.")
+    return groups
 
 
 def _positive(what: str, value: Any) -> float:

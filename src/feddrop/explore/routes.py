@@ -113,8 +113,8 @@ def _stop(app: App, given: Mapping[str, Any]) -> Response:
 
 
 def _compare(app: App, given: Mapping[str, Any]) -> Response:
-    logs = app.runs.logs([str(name) for name in given["runs"]])
-    return _json(compare.compared(logs, given))
+    groups = app.runs.groups([str(name) for name in given["runs"]])
+    return _json(compare.compared(groups, given))
 
 
 def _figure(app: App, given: Mapping[str, Any]) -> Response:

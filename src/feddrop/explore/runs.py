@@ -34,6 +34,11 @@ AXES: dict[str, Callable[[RunLog], Floats]] = {
 QUANTITIES = ("test_accuracy", "test_loss", "train_loss", "val_accuracy", "val_loss", "latency_s", "energy_j")
 MAPPED = ("rate", "share", "latency_s", "energy_j", "push_bytes", "pull_bytes", "loss", "samples")
 _DRAWING = Lock()  # Matplotlib is not thread-safe
+_LOOKING = Lock()
+Look = tuple[int, int, int]
+"""Indices of colour, dash and marker, as of a :class:`~feddrop.report.groups.Group`."""
+LOOKS: Sequence[Look] = [(colour, dash, dash) for dash in range(4) for colour in range(6)]
+"""The looks in the order in which they are given out, with the six colours of the page."""
 
 
 def _summed(run: RunLog, key: str) -> Floats:
@@ -48,6 +53,7 @@ class Runs:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).resolve()
         self._known: dict[str, tuple[tuple[int, ...], RunLog | str]] = {}
+        self._looks: dict[str, Look] = {}
 
     def names(self) -> list[str]:
         """Return the run folders, relative to the root, newest first."""
@@ -111,8 +117,7 @@ class Runs:
         where = AXES[one_of("the axis", axis, AXES)]
         if quantity not in QUANTITIES and not quantity.startswith("metrics."):
             one_of("the quantity", quantity, QUANTITIES)
-        logs = [self.log(name) for name in names]
-        return [_curve(group, quantity, where) for group in grouped(logs)]
+        return [_curve(group, quantity, where) for group in self.groups(names)]
 
     def device_map(self, name: str, field: str) -> dict[str, Any]:
         """Return one number per device per round, of the last rounds if there are many."""
@@ -126,14 +131,31 @@ class Runs:
         with tempfile.TemporaryDirectory() as folder:
             return export(self.folder(name), Path(folder) / f"table.{ending}", devices=devices).read_bytes()
 
-    def logs(self, names: Sequence[str]) -> list[RunLog]:
-        """Return runs, each once."""
-        return [self.log(name) for name in dict.fromkeys(names)]
+    def groups(self, names: Sequence[str]) -> list[Group]:
+        """Return the groups of runs, each run once. A run keeps its colour and dash until the explorer ends."""
+        logs = {name: self.log(name) for name in dict.fromkeys(names)}
+        found, looks = grouped(list(logs.values())), dict[int, Look]()
+        members = [[name for name, log in logs.items() if any(log is run for run in group.runs)] for group in found]
+        with _LOOKING:
+            for n, together in enumerate(members):
+                known = (self._looks[name] for name in together if name in self._looks)
+                if look := next((one for one in known if one not in looks.values()), None):
+                    looks[n] = look
+            for n, together in enumerate(members):
+                if n not in looks:
+                    looks[n] = self._new_look([*looks.values()])
+                self._looks |= dict.fromkeys(together, looks[n])
+        return [replace(group, look=looks[n]) for n, group in enumerate(found)]
+
+    def _new_look(self, shown: Sequence[Look]) -> Look:
+        """Return a look that no run has, if any is left, in the colour that is least used among those shown."""
+        unused = [look for look in LOOKS if look not in self._looks.values()]
+        return min(unused or LOOKS, key=lambda look: sum(look[0] == other[0] for other in shown))
 
     def figure(self, names: Sequence[str], *, against: str, width: str, kind: str) -> bytes:
         """Return the figure of a comparison, at a journal's width."""
         with _DRAWING:
-            return compare.figure(self.logs(names), against=against, width=width, kind=kind)
+            return compare.figure(self.groups(names), against=against, width=width, kind=kind)
 
     def subnet(self, name: str, *, round_: int, device: int) -> dict[str, Any]:
         """Return which part of the network a device held in a round."""
