@@ -14,11 +14,12 @@ import pytest
 import torch
 
 import feddrop
-from feddrop import Outcome, Plan
+from feddrop import FedDrop, Outcome, Plan, build_method
 from feddrop.allocation import CustomCost, Exact, allocate
 from feddrop.comparison import identity
 from feddrop.errors import ConfigError, RunError
 from feddrop.methods.draws import draw_for
+from feddrop.simulation.custom import CustomObjects, with_custom_names
 from feddrop.simulation.run import Run
 from feddrop.storage import checkpoints, load_run
 from support.hooks import SETTINGS, assert_resumes, configured
@@ -348,6 +349,14 @@ def test_an_objective_that_is_not_the_variance_of_the_method_is_reported(tmp_pat
 def test_settings_that_a_custom_scheme_replaces_are_reported(tmp_path, caplog):
     Run(configured("radio.scheme=max-min"), tmp_path / "run", scheme=equal)
     assert "radio.scheme has no effect, because scheme=... is given." in caplog.messages
+
+
+def test_a_configuration_that_is_named_already_replaces_nothing(caplog):
+    """The Flower server names it before it waits for nodes, and the run does it again."""
+    custom = CustomObjects(method=partial(build_method, FedDrop()), scheme=equal)
+    named = with_custom_names(configured(), custom)
+    assert with_custom_names(named, custom) == named
+    assert not caplog.messages
 
 
 # --- channels and outcomes

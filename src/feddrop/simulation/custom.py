@@ -99,10 +99,15 @@ def with_custom_names(config: RunConfig, custom: CustomObjects, before: RunConfi
     """Return a configuration that names the user's method, scheme, channel and outcome, not those that they replace.
 
     If the run is resumed, ``before`` is its configuration at the start, which has the names. Otherwise, log which
-    changed settings the objects leave without effect.
+    changed settings the objects leave without effect; a configuration that has the names already has none.
     """
-    for line in custom.notices(config, named=True) if before is None else ():
+    named = _named(config, custom, before)
+    for line in custom.notices(config, named=True) if before is None and named != config else ():
         log.warning(line)
+    return named
+
+
+def _named(config: RunConfig, custom: CustomObjects, before: RunConfig | None) -> RunConfig:
     config = with_method(config, custom.method, before)
     given = {name: one for name in RADIO_HOOKS if (one := getattr(custom, name)) is not None}
     if config.radio is None or not given or isinstance(custom.scheme, PlannedBy):
