@@ -61,7 +61,10 @@ def strike_nodes(folder: Path, times: int, dice: random.Random) -> Iterator[Line
 
 
 def _trained(folder: Path, present: Any, forge: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> Any:
-    """Return the parameters of a run over these nodes, of which one may introduce itself in another way."""
+    """Return the parameters of a run over these registered nodes, of which one may introduce itself in another way.
+
+    Nodes that are not registered by their number may claim another's, if they come first; these may not.
+    """
     nodes = [{"partition-id": device, "memory": str(folder / f"node-{device}")} for device in present]
     settings = {**SETTINGS, "flower.out": str(folder / "run")}
     app = client_app()
@@ -73,8 +76,10 @@ def _trained(folder: Path, present: Any, forge: Callable[[dict[str, Any]], dict[
         frame, notes = unpack(reply.content)
         return Message(pack(frame, **forge(notes)), reply_to=message)
 
+    grid = FakeGrid(answer, settings, nodes)
+    grid.names = {n: f"device-{context.node_config['partition-id']}" for n, context in grid.contexts.items()}
     try:
-        run = train(FakeGrid(answer, settings, nodes), settings)
+        run = train(grid, settings)
     except FeddropError as error:
         return str(error)
     return {name: tensor.numpy().tobytes() for name, tensor in run.params.items()}
