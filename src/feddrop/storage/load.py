@@ -73,7 +73,7 @@ class LoadedRun:
         method: Callable[[Any], Any] | None = None,
         verify: bool = True,
     ) -> nn.Module:
-        """Return the trained network or a sub-model, as :func:`load_model` does."""
+        """Return the trained network or a sub-model in evaluation mode, as :func:`load_model` does."""
         given = {"best": best, "with_preprocessing": with_preprocessing, "strict": strict, "verify": verify}
         return load_model(self.folder, model, **given, rate=rate, draw=draw, method=method)
 
@@ -115,7 +115,7 @@ def load_model(
     method: Callable[[Any], Any] | None = None,
     verify: bool = True,
 ) -> nn.Module:
-    """Return the network that a run trained, or the sub-model that a device at a given rate holds.
+    """Return the network that a run trained, or a device's sub-model, in evaluation mode; ``train()`` trains it on.
 
     Args:
         folder: the run folder.
@@ -125,7 +125,7 @@ def load_model(
             it transposes, resizes and normalises them as the run did.
         strict: raise if the checkpoint of the last round is damaged or missing; by default, a FeddropWarning names it
             and the earlier round that is used.
-        rate: dropout rate γ of a device: return its sub-model, in evaluation mode. At the unit level it is smaller, at
+        rate: dropout rate γ of a device: return its sub-model. At the unit level it is smaller, at
             the weight level it has zeros; FjORD gives its widest width for the rate, FedDST and PruneFL their one
             sparse network, and FedAvg the full one.
         draw: which random subnet, for methods that draw them.
@@ -162,7 +162,9 @@ def load_model(
     parameters.load_into(network, dict(values))
     if rate is not None:
         network = _sub_model(config, about, network, checkpoint, rate, draw, method)
-    return models.Preprocessed(network, _preprocessing(about, run.path)) if with_preprocessing else network
+    if with_preprocessing:
+        network = models.Preprocessed(network, _preprocessing(about, run.path))
+    return network.eval()
 
 
 def verified(run: RunFolder) -> tuple[RunConfig, dict[str, Any]]:
