@@ -156,3 +156,19 @@ def test_a_loaded_network_is_in_evaluation_mode(tmp_path, images):
         assert float(right) == pytest.approx(last.test_accuracy)
     raw = feddrop.load_model(tmp_path / "run", net, with_preprocessing=True)
     assert not any(module.training for module in raw.modules())
+
+
+def test_a_network_that_takes_normalised_inputs_says_so(tmp_path, images, caplog):
+    for name, normalise in (("scaled", True), ("raw", False)):
+        dataset = feddrop.from_arrays(*images, channels="last", normalise=normalise)
+        feddrop.run(config("rounds=1", "train.lr=1e-6"), tmp_path / name, model=colours(), dataset=dataset)
+    caplog.clear()
+    feddrop.load_model(tmp_path / "raw", colours())
+    for known in (True, False):
+        feddrop.load_model(tmp_path / "scaled", colours(), with_preprocessing=known)
+    assert not caplog.records
+    feddrop.load_model(tmp_path / "scaled", colours())
+    feddrop.load_run(tmp_path / "scaled").model(colours())
+    assert [("takes normalised inputs" in line, "with_preprocessing=True" in line) for line in caplog.messages] == [
+        (True, True)
+    ] * 2

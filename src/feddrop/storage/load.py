@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
     from feddrop.data import Preprocessing
     from feddrop.methods.method import Method
     from feddrop.storage.checkpoints import Checkpoint
+
+
+log = logging.getLogger("feddrop")
+
+_NORMALISED = (
+    "the loaded network takes normalised inputs, as in training. For raw inputs, load it with with_preprocessing=True; "
+    "with_preprocessing=False leaves out this line."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -66,7 +75,7 @@ class LoadedRun:
         model: nn.Module | Callable[[int], nn.Module] | None = None,
         *,
         best: bool = False,
-        with_preprocessing: bool = False,
+        with_preprocessing: bool | None = None,
         strict: bool = False,
         rate: float | None = None,
         draw: int = 0,
@@ -108,7 +117,7 @@ def load_model(
     model: nn.Module | Callable[[int], nn.Module] | None = None,
     *,
     best: bool = False,
-    with_preprocessing: bool = False,
+    with_preprocessing: bool | None = None,
     strict: bool = False,
     rate: float | None = None,
     draw: int = 0,
@@ -122,7 +131,8 @@ def load_model(
         model: for a run with a custom network, that network or a function from a seed to it. It is not modified.
         best: return the network of the round with the best test result, not of the last round.
         with_preprocessing: return a network that takes raw inputs, as they were given to :func:`feddrop.from_arrays`:
-            it transposes, resizes and normalises them as the run did.
+            it transposes, resizes and normalises them as the run did. By default, the network takes normalised inputs,
+            and a line in the log says so if the run normalised them; False leaves that line out.
         strict: raise if the checkpoint of the last round is damaged or missing; by default, a FeddropWarning names it
             and the earlier round that is used.
         rate: dropout rate γ of a device: return its sub-model. At the unit level it is smaller, at
@@ -164,6 +174,8 @@ def load_model(
         network = _sub_model(config, about, network, checkpoint, rate, draw, method)
     if with_preprocessing:
         network = models.Preprocessed(network, _preprocessing(about, run.path))
+    elif with_preprocessing is None and _normalised(about):
+        log.warning("%s", _NORMALISED)
     return network.eval()
 
 
@@ -290,6 +302,12 @@ def _preprocessing(about: Mapping[str, Any], folder: Path) -> list[Preprocessing
         return [entry and Preprocessing.from_json(entry) for entry in about["preprocessing"]]
     except (KeyError, TypeError, ValueError):
         raise RunError(f"run.json of {clean(folder)} lacks the preprocessing of its data. Load it without.") from None
+
+
+def _normalised(about: Mapping[str, Any]) -> bool:
+    """Return whether an input of the run's data was normalised; nothing in ``run.json`` is trusted."""
+    steps = about.get("preprocessing")
+    return isinstance(steps, list) and any(isinstance(step, dict) and step.get("mean") for step in steps)
 
 
 def _build_network(config: RunConfig, about: Mapping[str, Any], folder: Path) -> nn.Module:
