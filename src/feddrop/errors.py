@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -112,3 +113,14 @@ def named_object(name: str, what: str) -> Any:
             "installed or in the current folder."
         ) from None
     return found
+
+
+@contextmanager
+def errors_of(where: str) -> Iterator[None]:
+    """Turn an error of a user's scheme, channel or outcome into one that names it."""
+    try:
+        yield
+    except FeddropError:
+        raise
+    except Exception as error:
+        raise RunError(f"{where}: it raised {type(error).__name__}: {clean(error, 200)}.") from error

@@ -140,3 +140,35 @@ def test_a_layout_that_is_not_clear_must_be_given(shape):
     assert feddrop.from_arrays(x, y, x, y, channels="last").input_shape == (shape[2], *shape[:2])
     with pytest.raises(feddrop.ConfigError, match="channels"):
         feddrop.from_arrays(x, y, x, y, channels="both")
+
+
+def test_a_loaded_network_is_in_evaluation_mode(tmp_path, images):
+    dataset = feddrop.from_arrays(*images, channels="last")
+    net = nn.Sequential(nn.Flatten(), nn.Linear(144, 4), nn.BatchNorm1d(4), nn.Dropout(0.9))
+    last = feddrop.run(config(), tmp_path / "run", model=net, dataset=dataset)[-1]
+    for network in (
+        feddrop.load_model(tmp_path / "run", net),
+        feddrop.load_run(tmp_path / "run").model(net),
+        feddrop.load_model(tmp_path / "run", net, rate=0.0),
+    ):
+        assert not any(module.training for module in network.modules())
+        right = (network(dataset.test_x).argmax(1) == dataset.test_y).double().mean()
+        assert float(right) == pytest.approx(last.test_accuracy)
+    raw = feddrop.load_model(tmp_path / "run", net, with_preprocessing=True)
+    assert not any(module.training for module in raw.modules())
+
+
+def test_a_network_that_takes_normalised_inputs_says_so(tmp_path, images, caplog):
+    for name, normalise in (("scaled", True), ("raw", False)):
+        dataset = feddrop.from_arrays(*images, channels="last", normalise=normalise)
+        feddrop.run(config("rounds=1", "train.lr=1e-6"), tmp_path / name, model=colours(), dataset=dataset)
+    caplog.clear()
+    feddrop.load_model(tmp_path / "raw", colours())
+    for known in (True, False):
+        feddrop.load_model(tmp_path / "scaled", colours(), with_preprocessing=known)
+    assert not caplog.records
+    feddrop.load_model(tmp_path / "scaled", colours())
+    feddrop.load_run(tmp_path / "scaled").model(colours())
+    assert [("takes normalised inputs" in line, "with_preprocessing=True" in line) for line in caplog.messages] == [
+        (True, True)
+    ] * 2

@@ -319,6 +319,18 @@ def test_runs_side_by_side(page, server, root):
     page.until("document.querySelector('#compare-curves svg')")
 
 
+def test_the_curves_of_runs_keep_to_their_card_when_it_becomes_narrow(page):
+    """They were drawn again only after an answer of the server, and ran over the edge until then."""
+    page.js("location.hash = '#/runs'")
+    page.until("document.querySelector('#curves svg')")
+    page.js("window.fetch = () => new Promise(() => {})")
+    page.size(400, 1600)
+    page.until(
+        "+document.querySelector('#curves svg').getAttribute('width') === document.querySelector('#curves').clientWidth"
+    )
+    page.until("document.documentElement.scrollWidth <= 400")
+
+
 def test_two_runs_compared(page, server, root):
     page.js("location.hash = '#/compare/' + encodeURIComponent(JSON.stringify({runs: ['base-seed1', 'hostile']}))")
     page.until("document.querySelectorAll('#compare-results tbody tr').length === 2")

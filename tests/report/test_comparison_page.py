@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,11 +177,20 @@ def test_every_table_says_what_stands_after_its_plus_and_minus(logs: list[RunLog
     page = str(comparison_page(found))
     results, differences = re.findall(r"<h2>(?:Results|Better than.*?)</h2>(.*?)</section>", page)
     assert "Means ± standard deviation over seeds." in results
-    assert "Mean difference ± 95 % margin" in differences
-    assert "standard error" not in page
+    assert "Mean difference ± 95 % margin (with three seeds, at least 4.3 standard errors)" in differences
+    assert page.count("standard error") == 1
     row = next(row for row in found.rows if row.arm == "worse" and row.verdict)
     assert f"{100 * row.mean:.1f} ± {100 * row.deviation:.1f} %" in results
     assert f"−{-100 * row.difference:.2f} ± {100 * row.margin:.2f} points" in differences
+
+
+def test_a_shared_learning_rate_is_pointed_out(logs: list[RunLog]) -> None:
+    """The best learning rate differs between methods, so sharing one favours some of them."""
+    groups = grouped(logs)
+    assert "All have train.lr" not in str(comparison_page(judged(logs)))
+    alike = [replace(group, settings=groups[0].settings) for group in groups]
+    page = str(comparison_page(standings(alike, targets=(), budget={}, reference=alike[0])))
+    assert "All have train.lr = 0.04. For a fair comparison, tune it for each of them on data.validation" in page
 
 
 # --- files for a paper

@@ -884,6 +884,24 @@ def test_a_rate_that_only_some_runs_have_differs(tmp_path: Path) -> None:
     assert report.groups.differing_settings(report.grouped([runs["default"], runs["half"]])) == {"rate": [0.3, 0.5]}
 
 
+def test_different_methods_list_what_was_chosen_for_each(tmp_path: Path) -> None:
+    from feddrop.config import RunConfig
+
+    importance = "method = { name = 'feddrop', draw = 'importance', exponent = 2.0 }"
+    for name, given in (("drawn", importance), ("fiarse", "method = 'fiarse'"), ("plain", "")):
+        write_run(tmp_path / name, radio=False)
+        (tmp_path / name / "config.toml").write_text(RunConfig.from_toml(given).to_toml())
+    runs = [report.read_log(tmp_path / name) for name in ("fiarse", "drawn", "plain")]
+    found = report.groups.differing_settings(report.grouped(runs[:2]))
+    assert found == {
+        "method.name": ["fiarse", "feddrop"],
+        "method.draw": [None, "importance"],
+        "method.exponent": [None, 2.0],
+    }
+    found = report.groups.differing_settings(report.grouped([runs[0], runs[2]]))
+    assert "method.draw" not in found
+
+
 def test_a_method_keeps_its_colour_over_its_settings() -> None:
     names = [("feddrop", 0.1), ("feddst", 0.1), ("feddrop", 0.5), ("feddst", 0.5)]
     groups = report.groups.with_looks(

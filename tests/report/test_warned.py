@@ -28,7 +28,7 @@ def shown(folder: Path) -> list[str]:
     ("settings", "line"),
     [
         ({"method": feddrop.HeteroFL(), "rate": 0.5}, "hidden units are in no device&#x27;s window in any round"),
-        ({"method": feddrop.FIARSE(), "rate": 0.5}, "no device trains more than 50% of the weights"),
+        ({"method": feddrop.FIARSE(), "rate": 0.5}, "of the weights: the smallest weights are hardly trained"),
         ({"method": feddrop.FjORD(), "rate": 0.5}, "no device trains more than width 0.6"),
         ({"method": feddrop.FedDST(), "rate": 0.5}, "the mask never moves"),
         ({"rate": [0.2, 0.9]}, "round 1: some rates are 0.7 or more, where uniform draws lose accuracy"),

@@ -142,8 +142,8 @@ def equal(seen, **more):
     ("scheme", "said"),
     [
         (lambda seen: 0.5, r"it returned 0.5; it must return feddrop.Plan\(share, ...\)"),
-        (lambda seen: Plan([0.5, 0.5]), r"share is \[0.5, 0.5\]; it must be one number per device, \[4\]"),
-        (lambda seen: Plan("half"), r"share is 'half'; it must be one number per device"),
+        (lambda seen: Plan([0.5, 0.5]), r"share is \[0.5, 0.5\]; it must list 4 numbers, one per device"),
+        (lambda seen: Plan("half"), r"share is 'half'; it must list 4 numbers"),
         (lambda seen: Plan([0.3, np.nan, 0.3, 0.3]), "share of device 1 is nan; it must be finite"),
         (lambda seen: Plan([0.3, 0.3, -0.1, 0.3]), "share of device 2 is -0.1; it must be at least 0"),
         (lambda seen: Plan(np.full(4, 5.0)), "the shares add up to 20; they must add up to at most 1"),
@@ -450,7 +450,7 @@ def test_a_wrong_outcome_or_channel_says_what_is_expected(tmp_path, given, said)
 @pytest.mark.parametrize(
     ("gains", "said"),
     [
-        (np.ones(3), r"returned uplink gains .* of shape \[3\] in round 1; they must be \[4\]"),
+        (np.ones(3), r"it returned uplink gains .* of shape \[3\]; it must return 4 power gains"),
         (np.zeros(4), "the uplink gain of device 0 is 0; it must be finite and positive"),
         ((np.ones(4), np.full(4, np.nan)), "the downlink gain of device 0 is nan; it must be finite and positive"),
     ],
@@ -460,7 +460,16 @@ def test_gains_are_checked(tmp_path, gains, said):
         def draw(self, devices, round, seed):  # noqa: A002
             return gains
 
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=f"channel 'Wrong', round 1: {said}"):
+        Run(configured(), tmp_path / "run", channel=Wrong())
+
+
+def test_an_error_of_a_channel_names_it(tmp_path):
+    class Wrong:
+        def draw(self, devices):
+            return np.ones(devices)
+
+    with pytest.raises(RunError, match=r"channel 'Wrong', round 1: it raised TypeError: .*draw\(\) takes"):
         Run(configured(), tmp_path / "run", channel=Wrong())
 
 

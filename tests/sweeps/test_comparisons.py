@@ -204,6 +204,15 @@ def test_a_file_and_its_overrides(tmp_path):
         feddrop.RunConfig.from_file(path)
 
 
+def test_a_shared_rate_does_not_apply_to_an_arm_without_rates(tmp_path):
+    arms = '[compare.arms.FedAvg]\nmethod = "fedavg"\n[compare.arms.b]\nmethod = { level = "unit" }\n'
+    found, _ = read_comparison(written(tmp_path, f"rate = [0.0, 0.5]\n{arms}"))
+    assert {name: arm.config.rate for name, arm in found.items()} == {"FedAvg": None, "b": (0.0, 0.5)}
+    own = arms.replace('"fedavg"', '"fedavg"\nrate = [0.0, 0.5]')
+    with pytest.raises(ConfigError, match=r"arm FedAvg: rate is \[0.0, 0.5\], which has no effect on 'fedavg'"):
+        read_comparison(written(tmp_path, own))
+
+
 # --- custom objects
 
 

@@ -133,6 +133,7 @@ def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
 
     A signal lets the round finish; a second one stops at once. The exit code is that of the signal.
     """
+    from feddrop.report.warned import divergence_advice
     from feddrop.simulation.live import show_run
 
     tell = note if as_json else say
@@ -165,13 +166,14 @@ def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
     if stop:
         raise SystemExit(128 + stop[0])
     if record is not None and record.diverged:
-        advice = job.config.server.advice
+        advice = divergence_advice(job.suspects, job.config.server)
         raise RunError(f"training diverged: the test loss after round {job.round} is {record.test_loss:.3g}. {advice}")
 
 
 def _finish(job: Run, folder: Path, as_json: bool) -> None:
     """Write the report of a run that ended or was stopped, and say how to continue it."""
     from feddrop.report import write_report
+    from feddrop.report.warned import suspects
 
     page = write_report(folder)
     if not as_json:
@@ -181,4 +183,6 @@ def _finish(job: Run, folder: Path, as_json: bool) -> None:
             say(f"Finished after round {job.round}: {job.end}.")
         elif job.config.target_accuracy and "target_accuracy" not in job.end:
             say(f"Finished: {job.end}; target_accuracy = {job.config.target_accuracy:g} was not reached.")
+        if line := suspects(job.suspects, job.config.server):
+            say(line)
         say(f"Report: {page}")

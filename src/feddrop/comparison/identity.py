@@ -17,7 +17,7 @@ from typing import Any
 
 import tomli_w
 
-from feddrop.config import RunConfig
+from feddrop.config import CustomMethod, RunConfig
 from feddrop.config.parsing import flat, is_under
 from feddrop.errors import FeddropError, clean
 from feddrop.storage import LoadedRun, load_run
@@ -136,6 +136,17 @@ def complete_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     except (FeddropError, TypeError, ValueError):
         method = config.get("method")
         return flat({**config, "method": {"name": method}} if isinstance(method, str) else config)
+
+
+def chosen_method_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the method that differ from its own defaults, by dotted key; empty if unreadable."""
+    try:
+        method = RunConfig.from_toml(tomli_w.dumps(config)).method
+    except (FeddropError, TypeError, ValueError):
+        return {}
+    written = {key: value for key, value in method.to_table().items() if key != "name"}
+    usual = {} if isinstance(method, CustomMethod) else method.defaults()
+    return flat({"method": {k: v for k, v in written.items() if k not in usual or getattr(method, k) != usual[k]}})
 
 
 def object_differences(identities: Sequence[Identity]) -> dict[str, list[str | None]]:

@@ -67,8 +67,9 @@ def _small_weights(setup: Setup) -> Iterator[str]:
     """Report weights that no device trains."""
     if setup.rates is not None and min(setup.rates, default=0.0) > 0.0:
         yield (
-            f"no device trains more than {1.0 - min(setup.rates):.0%} of the weights: the smallest hardly change, "
-            "but the full network is tested. Give a device rate 0, or set eval_rates to test what devices hold."
+            f"no device trains more than {1.0 - min(setup.rates):.0%} of the weights: the smallest weights are "
+            "hardly trained, but the full network is tested. Give a device rate 0, or set eval_rates to test what "
+            "devices hold."
         )
 
 

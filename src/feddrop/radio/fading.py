@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from feddrop.allocation.problem import FloatArray, refuse
-from feddrop.errors import ConfigError, shortened
+from feddrop.errors import ConfigError, errors_of, shortened
 from feddrop.radio.gains import MeasuredGains
 from feddrop.seeds import derive, generator
 
@@ -68,20 +68,22 @@ Fading = Rician | MeasuredGains | Channel
 
 def gains_of(channel: Channel, what: str, devices: int, round_: int, seed: int) -> tuple[FloatArray, FloatArray]:
     """Return the uplink and downlink gains that a channel draws or estimates, by the name of its method."""
-    drawn = getattr(channel, what)(devices, round_, seed)
     if isinstance(channel, Rician | MeasuredGains):
-        return drawn  # type: ignore[no-any-return]
-    pair = drawn if isinstance(drawn, tuple) and len(drawn) == 2 else (drawn, drawn)
-    up, down = (np.asarray(gains, dtype=np.float64) for gains in pair)
+        return getattr(channel, what)(devices, round_, seed)  # type: ignore[no-any-return]
+    where = f"channel {type(channel).__name__!r}, round {round_}"
+    with errors_of(where):
+        drawn = getattr(channel, what)(devices, round_, seed)
+        pair = drawn if isinstance(drawn, tuple) and len(drawn) == 2 else (drawn, drawn)
+        up, down = (np.asarray(gains, dtype=np.float64) for gains in pair)
     for link, gains in (("uplink", up), ("downlink", down)):
         if gains.ndim not in (1, 2) or len(gains) != devices:
             raise ConfigError(
-                f"the channel's {what} returned {link} gains {shortened(gains)} of shape {list(gains.shape)} in round "
-                f"{round_}; they must be [{devices}], one power gain |h|² per device."
+                f"{where}: it returned {link} gains {shortened(gains)} of shape {list(gains.shape)}; it must return "
+                f"{devices} power gains |h|², one per device."
             )
         worst = gains.min(axis=-1) if gains.ndim == 2 else gains
         sound = np.isfinite(gains).all(axis=-1) if gains.ndim == 2 else np.isfinite(gains)
-        refuse(f"the {link} gain", worst, sound & (worst > 0), "finite and positive", (devices,))
+        refuse(f"{where}: the {link} gain", worst, sound & (worst > 0), "finite and positive", (devices,))
     return up, down
 
 

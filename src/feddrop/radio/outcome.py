@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.allocation.problem import FloatArray
-from feddrop.errors import ConfigError, shortened
+from feddrop.errors import ConfigError, errors_of, shortened
 from feddrop.radio.cell import Cell, Channels
 from feddrop.radio.cost import Cost
-from feddrop.radio.plan import NO_STATE, ArrayState, Plan, arrays, errors_of
+from feddrop.radio.plan import NO_STATE, ArrayState, Plan, arrays
 
 TOLERANCE = 1e-6
 """Smallest relative excess over the deadline that counts as late; rates are solved to meet it exactly."""

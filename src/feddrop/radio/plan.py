@@ -6,8 +6,7 @@ that its share allows. A plan that breaks a limit raises an error that names the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +19,7 @@ from feddrop.allocation.feasible import everyone, settle
 from feddrop.allocation.kkt import P1Problem
 from feddrop.allocation.problem import FloatArray
 from feddrop.allocation.solution import finish, objective
-from feddrop.errors import ConfigError, FeddropError, RunError, clean, shortened
+from feddrop.errors import ConfigError, errors_of, shortened
 from feddrop.radio.cell import Cell, Channels
 
 ArrayState = Mapping[str, npt.NDArray[Any]]
@@ -111,17 +110,6 @@ def plan_round(scheme: SchemeFunction, seen: SeenRound, name: str, costs: Mappin
             seen.cell.problem(paced(plan, seen.channels), **costs), deadline_s=problem.deadline_s, present=seen.present
         )
     return fitted(plan, problem, f"scheme {name!r}, round {seen.round}", name), plan
-
-
-@contextmanager
-def errors_of(where: str) -> Iterator[None]:
-    """Turn an error of a scheme or an outcome, as of a state that it did not write, into one that names it."""
-    try:
-        yield
-    except FeddropError:
-        raise
-    except Exception as error:
-        raise RunError(f"{where}: it raised {type(error).__name__}: {clean(error, 200)}.") from error
 
 
 def settled(problem: AnyProblem, policy: str) -> P1Problem:
@@ -247,7 +235,7 @@ def _numbers(value: npt.ArrayLike, what: str, where: str, devices: int) -> Float
     except (TypeError, ValueError, OverflowError):
         array = np.empty(0)
     if array.shape != (devices,):
-        raise ConfigError(f"{where}: {what} is {shortened(value)}; it must be one number per device, [{devices}].")
+        raise ConfigError(f"{where}: {what} is {shortened(value)}; it must list {devices} numbers, one per device.")
     _refuse(np.isfinite(array), what, array, "finite", where)
     return array
 

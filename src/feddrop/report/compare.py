@@ -164,7 +164,7 @@ def comparison_page(found: Standings) -> Html:
         section("Results", found.lead, _results(found), folded("All runs", _results(every)) if repeated else Html("")),
         _differences(found),
         section("Learning", lead if repeated else "", *_figures(found)),
-        section("What differs", _incomparable(groups), _settings(groups)),
+        section("What differs", f"{_incomparable(groups)} {_shared_lr(groups)}".strip(), _settings(groups)),
     )
 
 
@@ -245,8 +245,9 @@ def _differences(found: Standings) -> Html:
         if group is not found.reference
     ]
     lead = (
-        "Mean difference ± 95 % margin, over the seeds that both were run with. Does the claim hold that the row is "
-        f"better than {found.reference.name}? It is undecided within the margin, and with fewer than three seeds."
+        "Mean difference ± 95 % margin (with three seeds, at least 4.3 standard errors), over the seeds that both were "
+        f"run with. Does the claim hold that the row is better than {found.reference.name}? It is undecided within the "
+        "margin, and with fewer than three seeds."
     )
     content = table(["run", *(measure.name for measure in found.judged)], rows)
     return section(f"Better than {found.reference.name}?", lead, content if rows else Html(""))
@@ -275,6 +276,17 @@ def _incomparable(groups: Sequence[Group]) -> str:
     if not names or len(groups) < 2:
         return ""
     return f"Custom objects of {', '.join(names)} cannot be compared. To group runs as seeds, give them one label."
+
+
+def _shared_lr(groups: Sequence[Group]) -> str:
+    """Return a sentence if all groups have the same learning rate, which is rarely the best one for each of them."""
+    found = {group.settings.get("train.lr") for group in groups}
+    if len(groups) < 2 or len(found) > 1 or None in found:
+        return ""
+    return (
+        f"All have train.lr = {setting_text(found.pop())}. For a fair comparison, tune it for each of them on "
+        "data.validation: the best learning rate depends on the method and on its rate."
+    )
 
 
 def _dot(group: Group) -> Html:

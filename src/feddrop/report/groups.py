@@ -12,7 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.comparison.identity import Identity, complete_settings, identity_of, object_differences
+from feddrop.comparison.identity import (
+    Identity,
+    chosen_method_settings,
+    complete_settings,
+    identity_of,
+    object_differences,
+)
 from feddrop.config.parsing import is_under
 from feddrop.report.runlog import Floats, RunLog
 from feddrop.report.style import SERIES
@@ -157,20 +163,22 @@ def differing_settings(groups: Sequence[Group]) -> dict[str, list[Any]]:
     """Return the settings and objects in which groups differ: one value per group, None if a group lacks it.
 
     A key that is missing from a section is no difference. A section that only some groups have is one entry,
-    ``[section]``, followed by the keys in which those groups differ. Objects (``"network"``, ``"loss"``, ...) and
-    labels come last.
+    ``[section]``, followed by the keys in which those groups differ. If methods differ, the settings that a group
+    changed from the defaults of its method are listed too. Objects (``"network"``, ``"loss"``, ...) and labels come
+    last.
     """
     tables = [group.settings for group in groups]
     counted = [group.identity.settings if group.identity else group.settings for group in groups]
     custom = [group.identity.replaced if group.identity else () for group in groups]
     sections = [{"", *(key.rpartition(".")[0] for key in table)} for table in tables]
+    chosen = _chosen_method_settings(groups)
     found: dict[str, list[Any]] = {}
     for key in dict.fromkeys(key for table in tables for key in table):
         section = key.rpartition(".")[0]
         lacking = [section not in known and not is_under(key, got) for known, got in zip(sections, custom, strict=True)]
         if any(lacking):
             found.setdefault(f"[{section}]", [None if lacks else "given" for lacks in lacking])
-        if len({repr(table[key]) for table in counted if key in table}) > 1:
+        if len({repr(table[key]) for table in counted if key in table}) > 1 or key in chosen:
             found[key] = [table.get(key) for table in tables]
     identities = [group.identity for group in groups if group.identity]
     if len(identities) == len(groups):
@@ -180,6 +188,19 @@ def differing_settings(groups: Sequence[Group]) -> dict[str, list[Any]]:
         if len(set(labels)) > 1 and not named:
             found["label"] = [one.label or None for one in identities]
     return found
+
+
+def _chosen_method_settings(groups: Sequence[Group]) -> set[str]:
+    """Return the keys that groups of different methods changed from their method's defaults."""
+    if len(set(map(_method, groups))) < 2:
+        return set()
+    return {
+        key
+        for group in groups
+        for run in group.runs[:1]
+        for key in chosen_method_settings(run.config)
+        if group.identity is None or key in group.identity.settings
+    }
 
 
 def marked(name: str, run: RunLog) -> str:

@@ -22,7 +22,7 @@ from feddrop.report.radio import constant_panel, radio_section
 from feddrop.report.runlog import Ints, RunLog
 from feddrop.report.tables import device_table, round_table, settings_panel, size_table
 from feddrop.report.timeline import timeline_section
-from feddrop.report.warned import warnings_section
+from feddrop.report.warned import divergence_advice, warnings_section
 from feddrop.storage.records import DRAWS
 
 MOST_REASONS, MOST_DEVICES = 5, 8
@@ -176,7 +176,10 @@ def _diverged(run: RunLog) -> Iterable[Html]:
     if where.any():
         at = int(np.flatnonzero(where)[0])
         loss = in_digits(float(run.by_round["test_loss"][at]))
-        advice = Server(optimizer=(run.config.get("server") or {}).get("optimizer", "average")).advice
+        given = run.config.get("server") or {}
+        server = Server(optimizer=given.get("optimizer", "average"), filter=bool(given.get("filter")))
+        sent = run.suspicious[: at + 1].sum(axis=0)
+        advice = divergence_advice({run.devices[k]: int(sent[k]) for k in np.flatnonzero(sent)}, server)
         text = f"Training diverged: in round {run.rounds[at]} the test loss was {loss}. {advice}"
         yield el("div", el("p", text), class_="panel verdict broken")
 

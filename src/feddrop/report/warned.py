@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from feddrop.config import RunConfig
+from feddrop.config import RunConfig, Server
 from feddrop.errors import ConfigError, clean
 from feddrop.report.html import Html, el, section
+from feddrop.report.quantities import how_many
 from feddrop.report.runlog import RunLog
 from feddrop.storage.manifest import resumptions
 from feddrop.storage.records import LATE
 
 LONGEST = 1_000
 """Longest line that is shown, in characters."""
+MOST_DEVICES = 5
+"""Devices that a line names."""
 
 
 def remarks(config: RunConfig, highest: float, late: bool, accuracy: float) -> Iterator[str]:
@@ -32,6 +35,24 @@ def remarks(config: RunConfig, highest: float, late: bool, accuracy: float) -> I
         yield "some devices are late: their latency exceeds the deadline, but their updates count."
     if accuracy > 1.0:
         yield "the test accuracy is above 1; the metric 'accuracy' must be a share from 0 to 1, not a percentage."
+
+
+def suspects(devices: Mapping[int, int], server: Server) -> str:
+    """Return one line on the devices that sent suspicious updates, given how many each sent; empty if none did."""
+    if not devices:
+        return ""
+    most = sorted(devices, key=lambda device: (-devices[device], device))[:MOST_DEVICES]
+    named = ", ".join(f"{device} ({how_many(devices[device], 'time')})" for device in most)
+    more = f" and {len(devices) - len(most):,} more" if len(devices) > len(most) else ""
+    advice = "server.filter left them out" if server.filter else "server.filter = true leaves such updates out"
+    return f"Suspicious updates came from device {named}{more}; {advice}."
+
+
+def divergence_advice(devices: Mapping[int, int], server: Server) -> str:
+    """Return what to do if training diverged: first about suspicious updates that were used, if there were any."""
+    if not devices or server.filter:
+        return server.advice
+    return f"{suspects(devices, server)} If these devices are honest: {server.advice[0].lower()}{server.advice[1:]}"
 
 
 def warnings_section(run: RunLog) -> Html:

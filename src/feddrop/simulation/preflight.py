@@ -53,11 +53,12 @@ class Known:
 
 def rate_has_an_effect(config: RunConfig) -> Iterator[str]:
     """The method uses rates, and no radio decides them."""
+    given = shortened(list(config.rate) if isinstance(config.rate, tuple) else config.rate)
     if config.rate is not None and config.method.rateless:
-        yield f"rate is {config.rate!r}, which has no effect on {config.method.name!r}. Remove it, or use 'feddrop'."
+        yield f"rate is {given}, which has no effect on {config.method.name!r}. Remove it, or use 'feddrop'."
     if config.rate is not None and config.radio is not None and config.radio.scheme != "fixed":
         yield (
-            f"rate is {config.rate!r}, which has no effect: [radio] decides the rates by its scheme "
+            f"rate is {given}, which has no effect: [radio] decides the rates by its scheme "
             f'{config.radio.scheme!r}. Remove rate, set radio.scheme = "fixed", or remove [radio]. To drop more or '
             "less, change radio.deadline_s."
         )

@@ -160,15 +160,18 @@ def is_late(plan: RoundPlan, done: DeviceRound, cost: Mapping[str, Any]) -> bool
     return bool(cost["latency_s"] > plan.deadline_s * (1 + TOLERANCE))
 
 
-def blame(records: Sequence[RoundRecord]) -> str:
+def blame(records: Sequence[RoundRecord], *, simulated: bool) -> str:
     """Return what to do if a round failed after one with suspicious updates that were used; otherwise nothing."""
     marked = [d for d in records[-1].devices if d.suspicious and "left out" not in d.suspicious] if records else []
     if not marked:
         return ""
     who = ", ".join(f"device {one.device} ({one.suspicious})" for one in marked[:3])
+    found = f" In round {records[-1].round}, suspicious updates were used: {who}."
+    if simulated:  # the same devices would attack again
+        return f"{found} To leave such updates out, start again with server.filter = true."
     return (
-        f" In round {records[-1].round}, suspicious updates were used: {who}. To repeat that round without these "
-        "devices, resume with back=1 (`feddrop resume --back 1`); to withstand them, start with server.filter = true."
+        f"{found} To repeat that round without these devices, resume with back=1; to withstand them, start again with "
+        "server.filter = true."
     )
 
 

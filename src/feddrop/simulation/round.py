@@ -197,13 +197,14 @@ class Intake:
         count, least = len(self.devices), self.min_devices
         if count - len(failed) >= least:
             return
-        different = list(dict.fromkeys(failed))
+        different = list(dict.fromkeys(status.rstrip(".") for status in failed))
         reasons = "; ".join(different[:_MOST_REASONS]) or "none took part"
-        reasons += f"; and {len(different) - _MOST_REASONS} other reasons" if len(different) > _MOST_REASONS else ""
+        if more := max(0, len(different) - _MOST_REASONS):
+            reasons += f"; and {more} other reason{'s' if more > 1 else ''}"
         if 0 < count < least:
             reasons = f"only {count} took part. Lower server.min_devices, or let more take part"
         few = "no device" if least == 1 else f"fewer than {least} devices"
-        raise RunError(f"{few} returned a usable update in round {self.round}: {reasons}")
+        raise RunError(f"{few} returned a usable update in round {self.round}: {reasons}.")
 
 
 def _changes(update: Update, params: Params) -> Mapping[str, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
@@ -29,7 +30,7 @@ from feddrop.methods.sizes import sub_model
 from feddrop.models import copy_model
 from feddrop.radio.outcome import OutcomeFunction
 from feddrop.report import write_report
-from feddrop.report.warned import remarks
+from feddrop.report.warned import divergence_advice, remarks
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomChannel, CustomObjects, CustomScheme, Gains, Network, with_custom_names
@@ -78,6 +79,9 @@ class Run:
             with custom objects that cannot be compared are averaged only if they have the same label.
         command: how the run was started, for the report.
         report: whether to write ``report.html`` after the last round, and when the loop is interrupted or left early.
+
+    Attributes:
+        suspects: how many suspicious updates each device has sent.
 
     Example:
         >>> import feddrop
@@ -141,6 +145,7 @@ class Run:
     def _start(self, facts: Mapping[str, Any], *, resume: bool, back: int, overwrite: bool) -> None:
         """Begin the run, or return to its last checkpoint."""
         self._server, self._remarked = first_state(self.prepared), set[str]()
+        self.suspects: Counter[int] = Counter()
         with self._disk.locked():
             if back:
                 self._disk.drop_rounds(back)
@@ -148,6 +153,7 @@ class Run:
                 self._disk.begin(self.config, facts, overwrite=overwrite)
             elif found := self._disk.reopen(self.config, facts):
                 self._server = self._server.returned_to(found, self.folder, self.prepared)
+                self._count_suspects(self.records)
 
     @property
     def round(self) -> int:
@@ -231,18 +237,25 @@ class Run:
             with torch_threads(self.config.execution.threads):
                 server, record = next_round(self.prepared, self._server, executor, self._disk.memories)
         except RunError as error:
-            raise RunError(f"{error}{recording.blame(self.records)}") from error
+            simulated = self.prepared.custom.samples is None
+            raise RunError(f"{error}{recording.blame(self.records, simulated=simulated)}") from error
         saved = recording.recorded(record, self.config)
         self._disk.save(saved, server.groups(), last=bool(server.spent.end(self.config, server.round)))
         self._server = server
+        self._count_suspects([record])
         self._warn(record)
         return record
+
+    def _count_suspects(self, records: Sequence[Record]) -> None:
+        self.suspects.update(one.device for record in records for one in record.devices if one.suspicious)
 
     def _warn(self, record: Record) -> None:
         """Log what is unusual about a round, each kind once."""
         if record.diverged:
-            log.warning("round %d: the test loss is %.3g: training diverged. %s", record.round, record.test_loss,
-                        self.config.server.advice)  # fmt: skip
+            advice = divergence_advice(self.suspects, self.config.server)
+            log.warning(
+                "round %d: the test loss is %.3g: training diverged. %s", record.round, record.test_loss, advice
+            )
         highest = max((one.rate or 0.0 for one in record.devices if one.took_part), default=0.0)
         found = remarks(self.config, highest, LATE in record.counts, record.test_accuracy or 0.0)
         if unusual := set(found) - self._remarked:

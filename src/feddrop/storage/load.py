@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
     from feddrop.data import Preprocessing
     from feddrop.methods.method import Method
     from feddrop.storage.checkpoints import Checkpoint
+
+
+log = logging.getLogger("feddrop")
+
+_NORMALISED = (
+    "the loaded network takes normalised inputs, as in training. For raw inputs, load it with with_preprocessing=True; "
+    "with_preprocessing=False leaves out this line."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -66,14 +75,14 @@ class LoadedRun:
         model: nn.Module | Callable[[int], nn.Module] | None = None,
         *,
         best: bool = False,
-        with_preprocessing: bool = False,
+        with_preprocessing: bool | None = None,
         strict: bool = False,
         rate: float | None = None,
         draw: int = 0,
         method: Callable[[Any], Any] | None = None,
         verify: bool = True,
     ) -> nn.Module:
-        """Return the trained network or a sub-model, as :func:`load_model` does."""
+        """Return the trained network or a sub-model in evaluation mode, as :func:`load_model` does."""
         given = {"best": best, "with_preprocessing": with_preprocessing, "strict": strict, "verify": verify}
         return load_model(self.folder, model, **given, rate=rate, draw=draw, method=method)
 
@@ -108,24 +117,25 @@ def load_model(
     model: nn.Module | Callable[[int], nn.Module] | None = None,
     *,
     best: bool = False,
-    with_preprocessing: bool = False,
+    with_preprocessing: bool | None = None,
     strict: bool = False,
     rate: float | None = None,
     draw: int = 0,
     method: Callable[[Any], Any] | None = None,
     verify: bool = True,
 ) -> nn.Module:
-    """Return the network that a run trained, or the sub-model that a device at a given rate holds.
+    """Return the network that a run trained, or a device's sub-model, in evaluation mode; ``train()`` trains it on.
 
     Args:
         folder: the run folder.
         model: for a run with a custom network, that network or a function from a seed to it. It is not modified.
         best: return the network of the round with the best test result, not of the last round.
         with_preprocessing: return a network that takes raw inputs, as they were given to :func:`feddrop.from_arrays`:
-            it transposes, resizes and normalises them as the run did.
+            it transposes, resizes and normalises them as the run did. By default, the network takes normalised inputs,
+            and a line in the log says so if the run normalised them; False leaves that line out.
         strict: raise if the checkpoint of the last round is damaged or missing; by default, a FeddropWarning names it
             and the earlier round that is used.
-        rate: dropout rate γ of a device: return its sub-model, in evaluation mode. At the unit level it is smaller, at
+        rate: dropout rate γ of a device: return its sub-model. At the unit level it is smaller, at
             the weight level it has zeros; FjORD gives its widest width for the rate, FedDST and PruneFL their one
             sparse network, and FedAvg the full one.
         draw: which random subnet, for methods that draw them.
@@ -162,7 +172,11 @@ def load_model(
     parameters.load_into(network, dict(values))
     if rate is not None:
         network = _sub_model(config, about, network, checkpoint, rate, draw, method)
-    return models.Preprocessed(network, _preprocessing(about, run.path)) if with_preprocessing else network
+    if with_preprocessing:
+        network = models.Preprocessed(network, _preprocessing(about, run.path))
+    elif with_preprocessing is None and _normalised(about):
+        log.warning("%s", _NORMALISED)
+    return network.eval()
 
 
 def verified(run: RunFolder) -> tuple[RunConfig, dict[str, Any]]:
@@ -288,6 +302,12 @@ def _preprocessing(about: Mapping[str, Any], folder: Path) -> list[Preprocessing
         return [entry and Preprocessing.from_json(entry) for entry in about["preprocessing"]]
     except (KeyError, TypeError, ValueError):
         raise RunError(f"run.json of {clean(folder)} lacks the preprocessing of its data. Load it without.") from None
+
+
+def _normalised(about: Mapping[str, Any]) -> bool:
+    """Return whether an input of the run's data was normalised; nothing in ``run.json`` is trusted."""
+    steps = about.get("preprocessing")
+    return isinstance(steps, list) and any(isinstance(step, dict) and step.get("mean") for step in steps)
 
 
 def _build_network(config: RunConfig, about: Mapping[str, Any], folder: Path) -> nn.Module:

@@ -36,7 +36,7 @@ from feddrop.simulation.preparation import prepare
 from feddrop.storage import RunFolder, load_run
 from feddrop.storage.manifest import depends_on_rounds
 from feddrop.sweeps.engine import SweepJob, rounds_done
-from feddrop.sweeps.plan import configured, conflicts, merged, run_name
+from feddrop.sweeps.plan import configured, conflicts, inherited, run_name
 from feddrop.sweeps.summary import Compared
 
 PILOT = 3
@@ -97,7 +97,7 @@ def read_comparison(path: str | Path, overrides: Sequence[str] = ()) -> tuple[di
     found = {}
     for name, arm in arms.items():
         try:
-            found[name] = Arm(configured(merged(table, arm), {}, folder, rest))
+            found[name] = Arm(configured(inherited(table, arm), {}, folder, rest))
         except ConfigError as error:
             raise ConfigError(f"arm {name}: {error}") from None
     return found, from_table(Compare, given, "compare.")

@@ -56,7 +56,7 @@ def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Run
         if name in runs:  # a number and a string, or equal short digests
             name = run_name(label, cell, digest_size=8)
         try:
-            config = configured(merged(base, variant), cell, folder, overrides)
+            config = configured(inherited(base, variant), cell, folder, overrides)
         except ConfigError as error:
             raise ConfigError(f"run {name or 'base'}: {error}") from None
         first = seen.setdefault(config.to_toml(), name)
@@ -129,6 +129,16 @@ def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
                 before = {}
         sections = isinstance(before, Mapping) and isinstance(over, Mapping)
         found[key] = merged(before, over) if sections else over  # type: ignore[arg-type]
+    return found
+
+
+def inherited(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Override the settings of a base with those of an arm, whose method drops the base's rate if it has none."""
+    found = merged(base, more)
+    if "rate" in base and "rate" not in more and "method" in more:
+        method = RunConfig.from_toml(tomli_w.dumps({"method": found["method"]})).method
+        if method.rateless:
+            del found["rate"]
     return found
 
 

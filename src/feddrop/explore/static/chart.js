@@ -36,7 +36,7 @@ export function lines(box, given, { xLabel, yLabel, label, xLog = false, wide = 
   const top = yAt(y1) + pad, foot = yAt(y0) - pad;
   const X = (value) => LEFT + (right - LEFT) * (xAt(value) - xAt(x0)) / (xAt(x1) - xAt(x0));
   const Y = (value) => bottom - (bottom - TOP) * (yAt(value) - foot) / (top - foot);
-  const picture = svg("svg", { class: "chart", width, height, role: "img", "aria-label": label });
+  const picture = svg("svg", { class: "chart", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   for (const value of yLog ? ticks(y0, y1, 5, true) : ticks(foot, top, 5)) picture.append(
     svg("line", { class: "axis", x1: LEFT, x2: right, y1: Y(value), y2: Y(value) }),
     svg("text", { x: LEFT - 6, y: Y(value) + 4, "text-anchor": "end" }, digits(value)));

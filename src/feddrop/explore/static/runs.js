@@ -10,7 +10,7 @@ const EVERY = 1000, MOST = 200; // ms; runs that are chosen at once
 export const pause = (began) => Math.max(EVERY, 3 * (performance.now() - began));
 export const chosen = new Set();
 const met = new Set();
-let words, picked = null, rows = [], timer = null, drawn = "", listed = "", shown = false;
+let words, picked = null, rows = [], timer = null, drawn = "", listed = "", plotted = null, shown = false;
 
 const link = (text, href, name) => el("a", { href, target: "_blank", rel: "noopener", "aria-label": `${text} of ${name}` }, text);
 
@@ -96,7 +96,8 @@ async function draw() {
   const wanted = drawn = JSON.stringify([runs, x, y, Date.now()]);
   const { curves } = runs.length ? await ask("/api/curves", { runs, x, y }) : { curves: [] };
   if (wanted !== drawn) return;
-  plot($("curves"), curves, x, y);
+  plotted = [curves, x, y];
+  plot($("curves"), ...plotted);
   await grid();
 }
 
@@ -161,7 +162,7 @@ export function start(given) {
   for (const id of ["mapped", "mapped-run"]) $(id).addEventListener("change", () => grid().catch((error) => say(error.message)));
   $("filter").addEventListener("input", poll);
   $("choose-all").addEventListener("click", chooseAll);
-  onWidth($("curves"), () => { if (shown && rows.length) draw().catch((error) => say(error.message)); });
+  onWidth($("curves"), () => { if (plotted) plot($("curves"), ...plotted); });
 }
 
 export function show() { shown = true; listed = ""; poll(); }
