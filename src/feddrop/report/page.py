@@ -173,7 +173,8 @@ def _diverged(run: RunLog) -> Iterable[Html]:
     where = run.diverged
     if where.any():
         at = int(np.flatnonzero(where)[0])
-        loss = in_digits(float(run.by_round["test_loss"][at]))
+        value = float(run.by_round["test_loss"][at])
+        loss = in_digits(value) if np.isfinite(value) else "not finite"
         advice = Server(optimizer=(run.config.get("server") or {}).get("optimizer", "average")).advice
         text = f"Training diverged: in round {run.rounds[at]} the test loss was {loss}. {advice}"
         yield el("div", el("p", text), class_="panel verdict broken")
