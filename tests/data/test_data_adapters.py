@@ -84,6 +84,12 @@ def test_hugging_face_tokens_owners_and_formats(format_):
     assert found.owner_names == ("ann", "bob")
 
 
+def test_a_value_that_is_not_finite_is_no_random_transform():
+    rows = [(np.full(3, np.nan if number == 5 else 1.0), number % 2) for number in range(16)]
+    with pytest.raises(DataError, match=r"x holds 3 values that are not finite, the first in sample 5, feature 0"):
+        feddrop.from_dataset(Items(rows), Items(rows))
+
+
 def test_a_transform_is_applied_and_a_random_one_refused():
     rows = [(image.astype(np.float32), int(label)) for image, label in zip(PIXELS[:, :, :, 0], LABELS, strict=True)]
     doubled = Items(rows, lambda item: (2 * item[0], item[1]))

@@ -228,6 +228,14 @@ HAND = {"name": "hand", "train_x": torch.ones(4, 3), "train_y": torch.tensor([0,
         ({"test_x": (torch.ones(2, 3), torch.ones(2, 3))}, "numbers of inputs"),
         ({"loss": "mse"}, "needs floats"),
         ({"owners": np.zeros(3, np.int64)}, "owners has shape"),
+        (
+            {"test_x": torch.tensor([[1.0] * 3, [1.0, np.inf, 1.0]])},
+            "test_x holds a value that is not finite in sample 1",
+        ),
+        (
+            {"train_y": torch.tensor([0.0, 1.0, np.nan, 1.0]), "test_y": torch.zeros(2), "loss": "mse"},
+            "train_y holds a value that is not finite in sample 2",
+        ),
         ({"train_x": torch.tensor([[9]] * 4), "test_x": torch.tensor([[1]] * 2), "vocabulary": 5}, "token 9"),
     ],
 )

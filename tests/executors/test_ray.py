@@ -164,8 +164,6 @@ def test_a_sweep_whose_worker_is_killed_half_way(no_own_ray, nodes, tmp_path, mo
     loss, struck = deadly_loss(tmp_path, monkeypatch)
     settings = [*SMALL, f"train.loss={loss}"]
     configs = {f"rate={rate}": feddrop.RunConfig.from_toml("", [*settings, f"rate={rate}"]) for rate in (0.1, 0.3, 0.5)}
-    (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep" / ".ray-0").touch()  # of a sweep that was killed
     found = feddrop.sweep(configs, tmp_path / "sweep", ray=nodes.address)
     assert struck.exists()
     for name, config in configs.items():
@@ -175,6 +173,28 @@ def test_a_sweep_whose_worker_is_killed_half_way(no_own_ray, nodes, tmp_path, mo
         assert [r.test_loss for r in alone] == [r.test_loss for r in found[name].rounds]
     assert (tmp_path / "sweep" / "comparison.html").exists()
     assert not list((tmp_path / "sweep").glob(".ray-*"))
+
+
+@pytest.mark.slow
+@with_ray
+def test_a_killed_sweep_over_ray_leaves_nothing_after_the_next_start(tmp_path):
+    """Whether the next start uses Ray or not."""
+    (tmp_path / "long.toml").write_text(
+        "[base]\nrounds = 500\nmodel = { name = 'mlp' }\ndata = { devices = 2, train_limit = 60 }\n[grid]\nseed = [0]\n"
+    )
+    command = [sys.executable, "-m", "feddrop", "sweep", "long.toml", "--out", "out", "--ray", "local"]
+    killed = subprocess.Popen([*command, "--workers", "1"], cwd=tmp_path)
+    try:
+        while killed.poll() is None and not list((tmp_path / "out").glob("*/checkpoints/*.safetensors")):
+            time.sleep(0.1)
+        assert killed.poll() is None
+    finally:
+        killed.kill()
+        killed.wait()
+    assert list((tmp_path / "out").glob(".ray-*"))
+    feddrop.sweep({"short": feddrop.RunConfig.from_toml("", [*SMALL, "rounds=1"])}, tmp_path / "out", workers=1)
+    assert not list((tmp_path / "out").glob(".ray-*"))
+    assert (tmp_path / "out" / "seed=0" / "run.json").exists()
 
 
 @pytest.mark.slow

@@ -39,6 +39,29 @@ def written(folder, text):
     return path
 
 
+def test_a_run_that_ends_diverged_fails_like_one_that_cannot_train(tmp_path):
+    """By ``server.lr``, only the test loss tells; by ``train.lr``, no device returns an update. The others are done."""
+    mlp = {"model.name": "mlp"}
+    runs = {
+        "server": small(1, **mlp, **{"server.optimizer": "fedavgm", "server.lr": 1e30}),
+        "train": small(1, **mlp, **{"train.lr": 1e9}),
+        "good": small(1, **mlp),
+    }
+    for _ in range(2):  # the second time, the first and the last are already finished
+        with pytest.raises(RunError, match=r"2 of 3 runs failed") as failed:
+            feddrop.sweep(runs, tmp_path / "out", workers=1)
+        assert re.search(
+            r"server: training diverged: .* is not finite. Lower server\.lr or train\.lr", str(failed.value)
+        )
+        assert re.search(r"train: no device returned .*: training diverged\. Lower", str(failed.value))
+    assert (tmp_path / "out" / "comparison.html").exists()
+    feddrop.write_report(tmp_path / "out" / "server")
+    assert (
+        "Training diverged: in round 1 the test loss was not finite"
+        in (tmp_path / "out/server/report.html").read_text()
+    )
+
+
 # --- files
 
 

@@ -143,12 +143,17 @@ def _columns(what: str, data: Any, keys: Sequence[Any]) -> dict[Any, Array]:
             found[key].append(_value(what, number, item, key))
     for number in np.unique(np.linspace(0, len(data) - 1, _REREAD).astype(int)).tolist():
         again = data[number]
-        if not all(np.array_equal(_value(what, number, again, key), found[key][number]) for key in keys):
+        if not all(_same(_value(what, number, again, key), found[key][number]) for key in keys):
             raise DataError(
                 f"Item {number} of {what} differs when read again: a random transform. Samples are read once, so "
                 "remove the transform, or augment the arrays yourself and pass them to from_arrays."
             )
     return {key: _stacked(what, key, values) for key, values in found.items()}
+
+
+def _same(one: Array, other: Array) -> bool:
+    """Return whether two values are equal; NaN equals NaN."""
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f" == other.dtype.kind)
 
 
 def _items(data: Any) -> Iterator[Any]:

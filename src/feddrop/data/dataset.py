@@ -118,7 +118,9 @@ class Dataset:
         for what, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             yield from _length_problems(what, as_tuple(x), y)
             yield from self._target_problems(f"{what}_y", y)
+            yield from _finite_problems(f"{what}_y", y)
             for tensor in as_tuple(x):
+                yield from _finite_problems(f"{what}_x", tensor)
                 if self.vocabulary and not tensor.is_floating_point():
                     yield from _range_problems(f"{what}_x", "token", tensor, self.vocabulary, "vocabulary is")
         if self.owners is not None and self.owners.shape != self.train_y.shape[:1]:
@@ -155,6 +157,15 @@ def _length_problems(what: str, x: tuple[Any, ...], y: Any) -> Iterator[str]:
             yield f"{what}_x has shape {tuple(tensor.shape)} for {len(y)} targets; give one target per sample."
     if len(y) == 0:
         yield f"{what}_x is empty; give at least one sample for training and one for testing."
+
+
+def _finite_problems(what: str, values: Tensor) -> Iterator[str]:
+    if (
+        not values.is_floating_point() or not values.numel() or all(end.isfinite() for end in values.aminmax())
+    ):  # NaN is both ends
+        return
+    sample = int((~values.isfinite()).reshape(len(values), -1).any(1).int().argmax())
+    yield f"{what} holds a value that is not finite in sample {sample}; replace or remove it."
 
 
 def _range_problems(what: str, item: str, values: Tensor, count: int, limit: str) -> Iterator[str]:

@@ -175,7 +175,8 @@ def _diverged(run: RunLog) -> Iterable[Html]:
     where = run.diverged
     if where.any():
         at = int(np.flatnonzero(where)[0])
-        loss = in_digits(float(run.by_round["test_loss"][at]))
+        value = float(run.by_round["test_loss"][at])
+        loss = in_digits(value) if np.isfinite(value) else "not finite"
         given = run.config.get("server") or {}
         server = Server(optimizer=given.get("optimizer", "average"), filter=bool(given.get("filter")))
         sent = run.suspicious[: at + 1].sum(axis=0)

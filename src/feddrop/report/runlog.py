@@ -177,9 +177,10 @@ class RunLog:
 
     @property
     def diverged(self) -> npt.NDArray[np.bool_]:
-        """The rounds in which training diverged, ``[R]``: the test loss was far above the training loss."""
+        """The rounds whose test loss is not finite, or far above the training loss, ``[R]``."""
         train, test = self.by_round["train_loss"], self.by_round["test_loss"]
-        return test > GROWN * np.fmax(1.0, train)
+        evaluated = np.isfinite(self.by_round["test_accuracy"])
+        return (evaluated & ~np.isfinite(test)) | (test > GROWN * np.fmax(1.0, train))
 
     @property
     def population(self) -> int:

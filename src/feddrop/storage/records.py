@@ -287,8 +287,8 @@ class RoundRecord(_Record):
     @property
     def diverged(self) -> bool:
         """Whether training diverged: the test loss is not finite, or far above the training loss."""
-        if self.test_loss is None:
-            return False
+        if self.test_loss is None:  # beside an accuracy, it was not finite when it was saved
+            return self.test_accuracy is not None
         return not math.isfinite(self.test_loss) or self.test_loss > GROWN * max(1.0, self.train_loss or 0.0)
 
     def scalars(self) -> dict[str, float]:

@@ -77,10 +77,10 @@ def sweep(
         except ConfigError as error:
             raise ConfigError(f"run {job.name}: {error}") from None
     with locked(out), _warnings(out) as warnings:  # two sweeps in one folder would wait for each other's runs
-        failed, done = _train(jobs, out, workers, ray, watch, warnings)
-        if done:
-            write_comparison([job.folder for job in done], out / PAGE)
-    _raise_failed(failed, jobs)
+        failed, table = _train(jobs, out, workers, ray, watch, warnings)
+        if table.finished:
+            write_comparison([job.folder for job in table.finished], out / PAGE)
+    _raise_failed(failed | table.diverged, jobs)
     return {job.name: load_run(job.folder) for job in jobs}
 
 
@@ -152,8 +152,8 @@ def _warnings(out: Path) -> Iterator[Warnings]:
 
 def _train(
     jobs: list[SweepJob], out: Path, workers: int | None, ray: str | None, watch: Watcher | None, warnings: Warnings
-) -> tuple[dict[str, str], list[SweepJob]]:
-    """Train the unfinished runs and write the table; return why runs failed, by name, and the finished ones."""
+) -> tuple[dict[str, str], ResultsTable]:
+    """Train the unfinished runs and write the table; return why runs failed, by name, and the table."""
     if workers is not None:
         within("workers", workers, 1, MOST)
     table, failed = ResultsTable(jobs, out / TABLE), dict[str, str]()
@@ -167,7 +167,7 @@ def _train(
     if missing := [job for job in jobs if job.name not in table.summaries]:
         train_all(missing, workers=workers, ray=ray, finished=table.add, failed=failed, tick=tick)
     tick()
-    return failed, table.finished
+    return failed, table
 
 
 def _raise_failed(failed: Mapping[str, str], jobs: Sequence[SweepJob]) -> None:

@@ -119,14 +119,13 @@ def _pool(jobs: Sequence[SweepJob], workers: int | None, ray: str | None) -> Ite
             end()
         return
     cluster = Cluster(ray, workers=min(workers or room, len(jobs)))
-    probe = jobs[0].folder.parent / f".ray-{secrets.token_hex(6)}"
+    # If this process is killed, the next one to lock the folder removes the file, as any draft.
+    probe = jobs[0].folder.parent / f".ray-{secrets.token_hex(6)}.partial"
     pool = Pool([], actor.wait)
     try:
         room = room if cluster.own else max(1, cluster.seats(cpus, gpus))
         count = min(workers or room, len(jobs))
         cluster.check_room(count, cpus, gpus)
-        for left in probe.parent.glob(".ray-*"):  # by a sweep that was killed
-            left.unlink(missing_ok=True)
         write_atomically(probe, b"")
         build = (_trainer_seeing, str(probe.absolute()))
         seats = [actor.ActorWorker(cluster, build, math.inf, cpus=cpus, gpus=gpus) for _ in range(count)]

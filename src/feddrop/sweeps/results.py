@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from feddrop.storage import RunFolder
+from feddrop.storage import RoundRecord, RunFolder
 from feddrop.storage.tables import write_csv
 from feddrop.sweeps.engine import SweepJob
 
@@ -21,10 +21,12 @@ class ResultsTable:
 
     Attributes:
         summaries: the row of each finished run by name; a run is read only once.
+        diverged: the finished runs whose training diverged, and what to do, by name.
     """
 
     def __init__(self, jobs: Sequence[SweepJob], path: Path) -> None:
         self.summaries: dict[str, list[Any]] = {}
+        self.diverged: dict[str, str] = {}
         self._jobs, self._path = jobs, path
 
     @property
@@ -34,7 +36,13 @@ class ResultsTable:
 
     def add(self, *jobs: SweepJob) -> None:
         """Add finished runs and write the table."""
-        self.summaries |= {job.name: _summary(job) for job in jobs}
+        for job in jobs:
+            records = RunFolder(job.folder).records()
+            self.summaries[job.name] = _summary(records)
+            if records[-1].diverged:
+                loss = "not finite" if records[-1].test_loss is None else f"{records[-1].test_loss:.3g}"
+                why = f"training diverged: the test loss after its last round is {loss}"
+                self.diverged[job.name] = f"{why}. {job.config.server.advice}"
         if not self.summaries:
             return
         settings = {job.name: job.config.flat() for job in self.finished}
@@ -52,9 +60,8 @@ class ResultsTable:
         return any(row[place] is not None for row in self.summaries.values())
 
 
-def _summary(job: SweepJob) -> list[Any]:
+def _summary(records: Sequence[RoundRecord]) -> list[Any]:
     """Return the number of rounds, the last losses and accuracy, and the totals of a finished run."""
-    records = RunFolder(job.folder).records()
     known = [[record[name] for record in records if record[name] is not None] for name in _SUMS]
     last = (records[-1][name] for name in (*_LAST, *_VALIDATED))
     return [len(records), *last, *(sum(one) if one else None for one in known)]
