@@ -58,9 +58,8 @@ def rate_has_an_effect(config: RunConfig) -> Iterator[str]:
         yield f"rate is {given}, which has no effect on {config.method.name!r}. Remove it, or use 'feddrop'."
     if config.rate is not None and config.radio is not None and config.radio.scheme != "fixed":
         yield (
-            f"rate is {given}, which has no effect: [radio] decides the rates by its scheme "
-            f'{config.radio.scheme!r}. Remove rate, set radio.scheme = "fixed", or remove [radio]. To drop more or '
-            "less, change radio.deadline_s."
+            f"rate is {given}, which has no effect: [radio] decides the rates by its scheme {config.radio.scheme!r}. "
+            'Remove rate, set radio.scheme = "fixed", or remove [radio]. To drop more or less, change radio.deadline_s.'
         )
 
 

@@ -83,8 +83,17 @@ class LoadedRun:
         verify: bool = True,
     ) -> nn.Module:
         """Return the trained network or a sub-model in evaluation mode, as :func:`load_model` does."""
-        given = {"best": best, "with_preprocessing": with_preprocessing, "strict": strict, "verify": verify}
-        return load_model(self.folder, model, **given, rate=rate, draw=draw, method=method)
+        return load_model(
+            self.folder,
+            model,
+            best=best,
+            with_preprocessing=with_preprocessing,
+            strict=strict,
+            rate=rate,
+            draw=draw,
+            method=method,
+            verify=verify,
+        )
 
 
 def load_run(folder: str | Path, *, verify: bool = True) -> LoadedRun:
@@ -160,13 +169,7 @@ def load_model(
     config, about = verified(run) if verify else (run.config(), run.about())
     checkpoint = run.checkpoint(best=best, strict=strict)
     values = checkpoint.groups.get("params", {})
-    if model is not None:
-        network = models.copy_model(model, config.seed)
-    elif "network" in (about.get("custom") or []):
-        name = clean(about.get("network"), 60)
-        raise RunError(f"{clean(run.path)} trained a custom network ({name}). Pass it: load_model(folder, model).")
-    else:
-        network = _build_network(config, about, run.path)
+    network = _build_network(config, about, run.path) if model is None else models.copy_model(model, config.seed)
     if {name: tuple(value.shape) for name, value in values.items()} != parameters.shapes(network):
         raise RunError(f"the checkpoint in {clean(run.path)} belongs to another network. Pass the one it trained.")
     parameters.load_into(network, dict(values))
@@ -311,9 +314,12 @@ def _normalised(about: Mapping[str, Any]) -> bool:
 
 
 def _build_network(config: RunConfig, about: Mapping[str, Any], folder: Path) -> nn.Module:
-    """Build the network that the configuration names, for the data shapes in ``run.json``."""
+    """Build the network that the configuration names, for the data shapes in ``run.json``; not a custom one."""
     from feddrop import models
 
+    if "network" in (about.get("custom") or []):
+        name = clean(about.get("network"), 60)
+        raise RunError(f"{clean(folder)} trained a custom network ({name}). Pass it: load_model(folder, model).")
     try:
         shapes = about["shapes"]
         known = models.Shapes(
