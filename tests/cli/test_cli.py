@@ -396,7 +396,7 @@ def test_resume_takes_settings_that_do_not_alter_a_round(here):
     assert code == 2
     assert "train.lr was" in err
     assert Path("run", "config.toml").read_text() == before
-    assert here("resume", "run", "--set", "rounds=2", "--set", "execution.executor=processes")[0] == 0
+    assert here("resume", "run", "--rounds", "2", "--set", "execution.executor=processes")[0] == 0
     config = RunConfig.from_file("run/config.toml")
     assert (config.rounds, config.execution.executor) == (2, "processes")
     assert "run is finished: all 2 rounds are done." in here("resume", "run")[1]

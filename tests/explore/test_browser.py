@@ -323,7 +323,7 @@ def test_the_curves_of_runs_keep_to_their_card_when_it_becomes_narrow(page):
     """They were drawn again only after an answer of the server, and ran over the edge until then."""
     page.js("location.hash = '#/runs'")
     page.until("document.querySelector('#curves svg')")
-    page.js("window.fetch = () => new Promise(() => {})")
+    page.js("void (window.fetch = () => new Promise(() => {}))")
     page.size(400, 1600)
     page.until(
         "+document.querySelector('#curves svg').getAttribute('width') === document.querySelector('#curves').clientWidth"

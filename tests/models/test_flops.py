@@ -266,3 +266,11 @@ def test_examples_that_do_not_fit():
         with pytest.raises(ConfigError, match="example"):
             count_flops(nn.Linear(3, 1), odd)
     assert count_flops(nn.Linear(3, 1), (np.int64(3),)).full == Work(6, 6)
+
+
+def test_integers_for_a_network_without_an_embedding_are_explained():
+    tokens = torch.arange(6).reshape(1, 6)
+    with pytest.raises(ConfigError, match=r"Integers are read as tokens, .*; pass features as floats"):
+        count_flops(nn.Linear(6, 3), tokens)
+    with pytest.raises(ConfigError, match="Change the network, or the data"):
+        count_flops(nn.Sequential(nn.Embedding(3, 2), nn.Linear(9, 3)), tokens % 3)

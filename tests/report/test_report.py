@@ -903,13 +903,13 @@ def test_different_methods_list_what_was_chosen_for_each(tmp_path: Path) -> None
 
 
 def test_a_method_keeps_its_colour_over_its_settings() -> None:
-    names = [("feddrop", 0.1), ("feddst", 0.1), ("feddrop", 0.5), ("feddst", 0.5)]
-    groups = report.groups.with_looks(
-        [report.Group(name=name, runs=(), settings={"method.name": name, "rate": rate}) for name, rate in names]
-    )
+    names = [(name, rate / 10) for rate in range(6) for name in ("feddrop", "feddst")]
+    given = [report.Group(name=name, runs=(), settings={"method.name": name, "rate": rate}) for name, rate in names]
+    groups = report.groups.with_looks(given)
     assert len({group.colour for group in groups}) == 2
-    assert [group.colour for group in groups[:2]] == [group.colour for group in groups[2:]]
-    assert len({(group.colour, str(group.dash)) for group in groups}) == 4
+    assert [group.colour for group in groups[:2]] == [group.colour for group in groups[2:4]]
+    assert len({(group.colour, str(group.dash), group.marker) for group in groups}) == 12
+    assert len({group.colour for group in report.groups.with_looks(given[:10])}) == 10  # as many as there are colours
 
 
 def test_keys_that_an_older_run_did_not_know_are_no_difference(tmp_path: Path) -> None:

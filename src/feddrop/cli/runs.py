@@ -67,6 +67,7 @@ def resume(
     folder: Path,
     *,
     back: int = 0,
+    rounds: str | None = None,
     set_: Annotated[list[str], SET] = [],  # noqa: B006 -- cyclopts copies it
     json_: Json = False,
 ) -> None:
@@ -78,6 +79,8 @@ def resume(
         Run folder.
     back:
         Number of last rounds to repeat, for example after a hostile update; the last two checkpoints are kept.
+    rounds:
+        Short for --set rounds=...
     set_:
         Change a setting that does not affect the result of a round, e.g. --set execution.workers=4 or --set rounds=200;
         may be repeated. The change is saved.
@@ -89,8 +92,8 @@ def resume(
 
     settings = read_config(folder)
     _require_python(folder)
-    if set_:
-        settings = RunConfig.from_toml(settings.to_toml(), set_)
+    if changes := [*set_, *_shorthands(set_, rounds=rounds)]:
+        settings = RunConfig.from_toml(settings.to_toml(), changes)
     _check(settings)
     _drive(lambda: Run(settings, folder, resume=True, back=back, report=False), folder, json_)
 

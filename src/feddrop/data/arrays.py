@@ -274,6 +274,12 @@ def _disagreements(
         yield f"y holds {targets.dtype}, test_y {test_targets.dtype}; both must be classes, or both floats."
     if class_names is None and targets.dtype.kind != "f" and (largest := int(targets.max())) >= _MOST_CLASSES:
         yield f"y holds class {largest}; without class_names, classes must be below {_MOST_CLASSES}. {_RENUMBER}."
+    both_classes = targets.dtype.kind != "f" and test_targets.dtype.kind != "f"
+    if class_names is None and both_classes and (unseen := int(test_targets.max())) > int(targets.max()):
+        yield (
+            f"test_y holds class {unseen}, but the largest class in y is {int(targets.max())}. Add training samples of "
+            "it, remove it from the test samples, or pass class_names with every class."
+        )
     if vocabulary is not None and not any(map(is_tokens, train)):
         yield "vocabulary is given, but x holds no tokens; tokens are int64 [N, L]."
 

@@ -33,6 +33,8 @@ AXES: dict[str, Callable[[RunLog], Floats]] = {
 }
 QUANTITIES = ("test_accuracy", "test_loss", "train_loss", "val_accuracy", "val_loss", "latency_s", "energy_j")
 MAPPED = ("rate", "share", "latency_s", "energy_j", "push_bytes", "pull_bytes", "loss", "samples")
+COLOURS = 6
+"""Colours of curves on the page; further curves are dashed."""
 _DRAWING = Lock()  # Matplotlib is not thread-safe
 _LOOKING = Lock()
 Look = tuple[int, int, int]
@@ -219,7 +221,7 @@ def _row(run: RunLog) -> dict[str, Any]:
 
 def _curve(group: Group, quantity: str, where: Callable[[RunLog], Floats]) -> dict[str, Any]:
     x, mean, deviation = group.curve(quantity, [where(run) for run in group.runs])
-    look = {"colour": group.look[0], "dash": group.look[1], "seeds": len(group.runs)}
+    look = {"colour": group.look[0], "dash": group.look[1] + group.look[0] // COLOURS, "seeds": len(group.runs)}
     return {"name": group.name, "x": x, "mean": mean, "deviation": deviation} | look
 
 

@@ -108,7 +108,7 @@ def count_flops(model: nn.Module, example: Example) -> Flops:
             _run_both_ways(copy, inputs, counter)
         except Exception as error:
             raise ConfigError(
-                f"the network does not accept {describe_example(example)}: {error}. Change the network, or the data."
+                f"the network does not accept {describe_example(example)}: {error}. {_advice(copy, inputs)}"
             ) from error
     known, weights = dict(copy.named_parameters()), parameters.weights(copy)
     named = [name for name in known if name in weights or name in counter.work]
@@ -118,6 +118,14 @@ def count_flops(model: nn.Module, example: Example) -> Flops:
         uncounted=dict(counter.uncounted),
         sizes={name: known[name].numel() for name in named},
     )
+
+
+def _advice(model: nn.Module, inputs: tuple[Tensor, ...]) -> str:
+    """Return what to do if a network does not accept its inputs."""
+    tokens = any(not one.is_floating_point() for one in inputs)
+    if tokens and not any(isinstance(module, nn.Embedding) for module in model.modules()):
+        return "Integers are read as tokens, for a network with an embedding; pass features as floats."
+    return "Change the network, or the data."
 
 
 def _run_both_ways(model: nn.Module, inputs: tuple[Tensor, ...], counter: _Counter) -> None:

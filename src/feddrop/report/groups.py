@@ -49,7 +49,7 @@ class Group:
 
     @property
     def colour(self) -> str:
-        """The colour of its curves; when several methods are compared, each method has one colour."""
+        """The colour of its curves; if there are more groups than colours, each method has one."""
         return SERIES[self.look[0] % len(SERIES)]
 
     @property
@@ -134,10 +134,10 @@ def one_group_per_run(runs: Sequence[RunLog]) -> list[Group]:
 
 
 def with_looks(groups: Sequence[Group]) -> list[Group]:
-    """Choose how groups are drawn: one colour per method if methods have several groups, else one per group."""
+    """Choose how groups are drawn: one colour per group or, if there are more groups than colours, per method."""
     methods = [_method(group) for group in groups]
     kinds = list(dict.fromkeys(methods))
-    by_method = 1 < len(kinds) < len(groups) and len(kinds) <= len(SERIES)
+    by_method = 1 < len(kinds) <= len(SERIES) < len(groups)
     drawn = []
     for n, (group, method) in enumerate(zip(groups, methods, strict=True)):
         if by_method:
