@@ -180,6 +180,21 @@ def test_a_killed_example_leaves_no_key_and_no_process():
         flower.wait_for(lambda: not running() and not list(Path(short).iterdir()), 40, "nothing is left")
 
 
+def test_a_second_run_into_the_same_folder_ends_in_one_line(home):
+    """Before any node is waited for. Flower logs the exception; of a traceback, only the message is left."""
+    flower, out = example(), home / "run"
+    feddrop.run(feddrop.RunConfig.from_toml("model.name = 'mlp'", ["rounds=1", "data.train_limit=60"]), out)
+    with flower.Federation(home, TRIAL) as all_:
+        all_.start_link()
+        all_.start(**{"flower.out": str(out)})
+        log = all_.log("run")
+        flower.wait_for(lambda: "Exit Code" in log.read_text(errors="replace"), LIMIT_S, "the run ends", log)
+        lines = log.read_text(errors="replace").splitlines()
+    (line,) = [line for line in lines if "feddrop.errors" in line]
+    assert line.endswith(f"{out} holds a run that was not started by `flwr run`. Set flower.out to another folder.")
+    assert not [line for line in lines if "Traceback" in line or 'File "' in line]
+
+
 def test_the_example_trains_over_real_nodes_and_equals_serial(tmp_path):
     command = [sys.executable, str(ROOT / "examples" / "flower" / "federation.py"), "--rounds", "1"]
     process = subprocess.Popen(

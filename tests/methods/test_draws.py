@@ -127,16 +127,17 @@ def test_a_resumed_run_ends_in_the_same_bits(settings, tmp_path):
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_worker_processes_give_the_same_bits(tmp_path):
-    runs = [
-        feddrop.Run(small(settings, execution=feddrop.Execution(executor=executor)), tmp_path / f"{executor}{number}")
-        for number, settings in enumerate((NETWORK, UNITS))
-        for executor in ("serial", "processes")
-    ]
-    for run in runs:
-        list(run)
-    for one, two in (runs[:2], runs[2:]):
-        assert all(torch.equal(one.params[name], two.params[name]) for name in one.params)
+@pytest.mark.slow
+@ALL
+def test_processes_and_ray_give_the_bits_of_serial(settings, tmp_path, own_ray):
+    """With ``merge_block``, ``tests/simulation/test_blocks.py`` does; over Flower, ``tests/flower/test_flower.py``."""
+    runs = []
+    for executor, more in (("serial", {}), ("processes", {"workers": 2}), ("ray", {"workers": 2, "address": "local"})):
+        execution = feddrop.Execution(executor=executor, **more)
+        runs.append(feddrop.Run(small(settings, rounds=2, execution=execution), tmp_path / executor, report=False))
+        list(runs[-1])
+    one, *others = (run.params for run in runs)
+    assert all(torch.equal(one[name], other[name]) for other in others for name in one)
 
 
 def test_small_kept_weights_are_sent_with_the_magnitude_of_the_threshold():

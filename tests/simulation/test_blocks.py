@@ -27,8 +27,12 @@ from feddrop.subnets.piece import scatter
 from support.simulation import TRAIN, few, method_of, task_for
 
 DEVICES, SIZE = 7, 3
+IMPORTANCE = [
+    ("feddrop", {"draw": "importance", **more})
+    for more in ({}, {"threshold": "layer", "exponent": 2.0}, {"level": "unit"}, {"level": "unit", "exponent": 2.0})
+]
 LINEAR = [
-    *(("feddrop", {}), ("feddrop", {"level": "unit", "rule": "holders"}), ("feddrop", {"draw": "importance"})),
+    *(("feddrop", {}), ("feddrop", {"level": "unit", "rule": "holders"}), *IMPORTANCE),
     *(("feddrop", {"rule": "model", "variance_weight": 1.0}), ("pruning", {"rule": "holders"})),
     *((name, {}) for name in ("caldas", "fedavg", "fedrolex", "fiarse", "heterofl", "perfedmask", "pruning", "wen")),
 ]
@@ -124,7 +128,7 @@ def test_the_sum_of_sums_is_that_of_a_slow_twin(tiny, small):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("executor", "name", "settings"),
-    [*(("processes", *case) for case in LINEAR), *(("ray", *case) for case in LINEAR[:3])],
+    [*(("processes", *case) for case in LINEAR), *(("ray", *case) for case in LINEAR[:6])],
 )
 def test_every_executor_gives_the_same_bits(executor, name, settings, tiny, small, request):
     if executor == "ray":
