@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
@@ -12,7 +13,7 @@ from feddrop.report.html import Html, el, section
 from feddrop.report.quantities import how_many
 from feddrop.report.runlog import RunLog
 from feddrop.storage.manifest import resumptions
-from feddrop.storage.records import LATE
+from feddrop.storage.records import LATE, RoundRecord
 
 LONGEST = 1_000
 """Longest line that is shown, in characters."""
@@ -35,6 +36,11 @@ def remarks(config: RunConfig, highest: float, late: bool, accuracy: float) -> I
         yield "some devices are late: their latency exceeds the deadline, but their updates count."
     if accuracy > 1.0:
         yield "the test accuracy is above 1; the metric 'accuracy' must be a share from 0 to 1, not a percentage."
+
+
+def count_suspects(records: Iterable[RoundRecord]) -> Counter[int]:
+    """Return how many suspicious updates each device sent."""
+    return Counter(one.device for record in records for one in record.devices if one.suspicious)
 
 
 def suspects(devices: Mapping[int, int], server: Server) -> str:

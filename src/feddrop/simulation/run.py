@@ -30,7 +30,7 @@ from feddrop.methods.sizes import sub_model
 from feddrop.models import copy_model
 from feddrop.radio.outcome import OutcomeFunction
 from feddrop.report import write_report
-from feddrop.report.warned import divergence_advice, remarks
+from feddrop.report.warned import count_suspects, divergence_advice, remarks
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomChannel, CustomObjects, CustomScheme, Gains, Network, with_custom_names
@@ -153,7 +153,7 @@ class Run:
                 self._disk.begin(self.config, facts, overwrite=overwrite)
             elif found := self._disk.reopen(self.config, facts):
                 self._server = self._server.returned_to(found, self.folder, self.prepared)
-                self._count_suspects(self.records)
+                self.suspects = count_suspects(self.records)
 
     @property
     def round(self) -> int:
@@ -242,12 +242,9 @@ class Run:
         saved = recording.recorded(record, self.config)
         self._disk.save(saved, server.groups(), last=bool(server.spent.end(self.config, server.round)))
         self._server = server
-        self._count_suspects([record])
+        self.suspects.update(count_suspects([record]))
         self._warn(record)
         return record
-
-    def _count_suspects(self, records: Sequence[Record]) -> None:
-        self.suspects.update(one.device for record in records for one in record.devices if one.suspicious)
 
     def _warn(self, record: Record) -> None:
         """Log what is unusual about a round, each kind once."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from feddrop.report.warned import count_suspects, divergence_advice
 from feddrop.storage import RoundRecord, RunFolder
 from feddrop.storage.tables import write_csv
 from feddrop.sweeps.engine import SweepJob
@@ -42,7 +43,7 @@ class ResultsTable:
             if records[-1].diverged:
                 loss = "not finite" if records[-1].test_loss is None else f"{records[-1].test_loss:.3g}"
                 why = f"training diverged: the test loss after its last round is {loss}"
-                self.diverged[job.name] = f"{why}. {job.config.server.advice}"
+                self.diverged[job.name] = f"{why}. {divergence_advice(count_suspects(records), job.config.server)}"
         if not self.summaries:
             return
         settings = {job.name: job.config.flat() for job in self.finished}
