@@ -45,6 +45,9 @@ STAND_INS = {"cifar100": "digits", "cifar10": "digits", "fashion_mnist": "digits
 SMALLER = {
     "sweep": {"--set": ["rounds=2", "data.train_limit=60"]},
     "compare": {"--set": ["compare.budget.bytes=12e6", "compare.seeds=1", "data.train_limit=60"]},
+    "compare examples/compare_rates.toml": {
+        "--set": ["rounds=2", "eval_every=2", "compare.seeds=1", "data.train_limit=60"]
+    },
     "run": {"--set": ["rounds=2", "data.train_limit=100", "eval_every=2"]},
     "theory": {"--batch": "8", "--masks": "2", "--rates": "0.1"},
 }
@@ -74,7 +77,8 @@ def smaller(words: list[str]) -> list[str]:
     """The same command on less data."""
     words = [STAND_INS.get(word, word) for word in words]
     words = [re.sub("=(cifar10+|fashion_mnist)$", "=digits", word) for word in words]
-    for option, value in SMALLER.get(words[1] if len(words) > 1 else "", {}).items():
+    known = [SMALLER[some] for some in (" ".join(words[1:3]), *words[1:2]) if some in SMALLER]
+    for option, value in known[0].items() if known else ():
         if isinstance(value, list):
             said = {word.partition("=")[0] for word in words} | {word[2:] for word in words if word[:2] == "--"}
             words += [word for one in value if one.partition("=")[0] not in said for word in (option, one)]

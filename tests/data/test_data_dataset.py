@@ -219,7 +219,7 @@ HAND = {"name": "hand", "train_x": torch.ones(4, 3), "train_y": torch.tensor([0,
     ("change", "message"),
     [
         ({"test_x": torch.ones(0, 3), "test_y": torch.zeros(0, dtype=torch.int64)}, "test_x is empty"),
-        ({"test_y": torch.tensor([0, 2])}, "test_y holds class 2, but the largest class in y is 1. Add training"),
+        ({"test_y": torch.tensor([0, 2])}, r"test_y holds class 2; it must be from 0 to 1 \(the number of class_names"),
         ({"train_y": torch.tensor([0, 1, 0, -1])}, "train_y holds class -1"),
         ({"train_y": torch.tensor([0, 1, 0, 1], dtype=torch.int32)}, "int64"),
         ({"train_x": torch.ones(3, 3)}, "for 4 targets"),

@@ -233,7 +233,7 @@ def test_an_error_of_many_devices_names_a_few_reasons(tiny, digits):
 
     task = task_for(tiny, digits)
     method, rates = task.factory(task.setup), dict.fromkeys(range(40), 0.1)
-    with contextlib.closing(Silent(task)) as executor, pytest.raises(RunError, match=r"and 35 other reasons$"):
+    with contextlib.closing(Silent(task)) as executor, pytest.raises(RunError, match=r"and 35 other reasons\.$"):
         run_round(Intake(method, parameters.from_model(tiny), {}, 1), executor, rates, seed=0)
 
 

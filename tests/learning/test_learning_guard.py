@@ -312,7 +312,7 @@ def test_the_mean_is_ruined_and_says_by_whom(tmp_path, digits, attack):
 
 def test_a_ruined_network_is_an_error_that_names_the_device_and_the_way_back(tmp_path, digits, monkeypatch):
     monkeypatch.setattr("feddrop.learning.guard.ABSURD", math.inf)
-    with pytest.raises(RunError, match=r"diverged.*In round 1, .*device 3 \(almost certain: .*--back 1"):
+    with pytest.raises(RunError, match=r"diverged.*In round 1, .*device 3 \(almost certain: .*server\.filter = true"):
         attacked(tmp_path / "run", digits, "huge", "mean")
 
 
