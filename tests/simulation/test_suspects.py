@@ -27,7 +27,7 @@ def test_a_run_names_the_devices_that_sent_suspicious_updates(tmp_path, capsys):
     _finish(run, run.folder, as_json=False)
     line = "Suspicious updates came from device 4 (2 times); server.filter = true leaves such updates out."
     assert line in capsys.readouterr().out.splitlines()
-    assert Run(run.config, tmp_path / "run", executor=hostile, resume=True).suspects == {4: 2}
+    assert not Run(run.config, tmp_path / "run", executor=hostile, resume=True).suspects  # reads no device
     if run.records[-1].diverged:
         assert line in (run.folder / "report.html").read_text()
 

@@ -81,7 +81,7 @@ class Run:
         report: whether to write ``report.html`` after the last round, and when the loop is interrupted or left early.
 
     Attributes:
-        suspects: how many suspicious updates each device has sent.
+        suspects: how many suspicious updates each device has sent since the run was started or resumed.
 
     Example:
         >>> import feddrop
@@ -153,7 +153,6 @@ class Run:
                 self._disk.begin(self.config, facts, overwrite=overwrite)
             elif found := self._disk.reopen(self.config, facts):
                 self._server = self._server.returned_to(found, self.folder, self.prepared)
-                self.suspects = count_suspects(self.records)
 
     @property
     def round(self) -> int:
