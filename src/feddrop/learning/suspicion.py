@@ -168,7 +168,7 @@ class Seen:
         if not devices:
             return {}
         samples, shares = np.array(list(self.samples.values()), float), np.array(self._shares)
-        allowance = np.minimum(1.0, np.sqrt(shares / np.median(shares)))
+        allowance = np.minimum(1.0, np.sqrt(shares / (np.median(shares) or 1.0)))
         sizes = allowance * np.array(list(self.sizes.values()))
         easing = np.where([device in known for device in devices], KNOWN, 1.0)
         found: dict[int, list[tuple[float, str]]] = {}
